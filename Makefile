@@ -5,7 +5,7 @@
   test-long test-page test-faults test-cluster test-vllm test-vllm-previous test-llama test-ray test-clients test-langchain-core \
   test-langchain-ranges test-accelerated-graphs check docs coverage \
   bench bench-engine bench-server bench-vllm bench-shapes bench-sizes bench-quality bench-affinity bench-mixed bench-langchain bench-llamaindex gpu \
-  gpu-compile gpu-figures clean
+  gpu-compile gpu-agents gpu-figures clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -291,6 +291,9 @@ gpu: ## tests and benchmarks on a CUDA device; needs torch and triton, and insta
 	  PYTHONPATH=$(SOURCES):. timeout 180 $(PYTHON) -m pytest -q -c /dev/null --rootdir=. --import-mode=importlib -W ignore tests/gpu; \
 	else echo "no pytest here: bench.gpu checks every kernel by itself"; fi
 	$(ON_GPU) -m bench.gpu $(PARTS)
+
+gpu-agents: ## coding agents on vLLM within ten minutes of a CUDA device (CONTRIBUTING.md): ARGS="--budget 570"
+	$(ON_GPU) -m bench.gpu.agents $(ARGS)
 
 gpu-figures: ## replay figures of the Parrot paper on a CUDA device, 60 s each: FIG="15 17"
 	-@for figure in $(or $(FIG),$(FIGURES)); do \

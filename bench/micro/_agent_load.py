@@ -80,20 +80,30 @@ async def agents(
     document: Callable[[object, int], str],
     room: asyncio.Semaphore | None,
     ramp_s: float,
+    limit_s: float | None = None,
 ) -> list[Timed]:
-    """Run all sessions together, each begun `ramp_s` after the one before. The times of their
-    requests. `room` lets some requests through at once."""
+    """Run all sessions together, each begun `ramp_s` after the one before, for `limit_s` at most.
+    The times of their requests that have ended. `room` lets some requests through at once."""
     # All texts are made before the first request, since this process also takes the times.
     texts = [[[document(*one) for one in turn.pieces] for turn in s.turns] for s in sessions]
+    assert texts, "asyncio waits for at least one"
     limits = httpx2.Limits(max_connections=len(sessions))
     async with httpx2.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits) as client:
+        found: list[Timed] = []
 
-        async def one(number: int, session: CodingSession) -> list[Timed]:
+        async def one(number: int, session: CodingSession) -> None:
             await asyncio.sleep(number * ramp_s)
-            return await _session(client, session, texts[number], room)
+            await _session(client, session, texts[number], room, found)
 
-        found = await asyncio.gather(*(one(*item) for item in enumerate(sessions)))
-    return [timed for each in found for timed in each]
+        running = [asyncio.create_task(one(*item)) for item in enumerate(sessions)]
+        _, late = await asyncio.wait(running, timeout=limit_s)
+        for task in late:
+            task.cancel()
+        ended = await asyncio.gather(*running, return_exceptions=True)
+    wrong = [one for one in ended if isinstance(one, Exception)]
+    if wrong:
+        raise wrong[0]
+    return found
 
 
 async def _session(
@@ -101,10 +111,11 @@ async def _session(
     session: CodingSession,
     texts: Sequence[list[str]],
     room: asyncio.Semaphore | None,
-) -> list[Timed]:
-    """The requests of a session, up to the first one that fails. The client names no session."""
+    found: list[Timed],
+) -> None:
+    """Add the requests of a session, up to the first one that fails. The client names no
+    session."""
     messages: list[dict[str, str]] = []
-    found: list[Timed] = []
     for turn, new in zip(session.turns, texts, strict=True):
         await asyncio.sleep(turn.think_s)
         if not messages:
@@ -117,7 +128,6 @@ async def _session(
         if not timed.tokens:
             break
         messages.append({"role": "assistant", "content": said})
-    return found
 
 
 async def _asked(

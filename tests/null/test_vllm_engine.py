@@ -23,6 +23,7 @@ from weftline_engine.remote.prefix_cache.open_prompts import WARM_TOKENS
 from weftline_engine.remote.vllm.cache_size import gauge_names
 from weftline_engine.remote.vllm.config import VLLMConfig
 from weftline_engine.remote.vllm.engine import UNREAD_TOKENS, WHOLE_TOKENS, VLLMEngine, times_of
+from weftline_engine.remote.vllm.host_memory import host_tokens
 from weftline_engine.remote.vllm.notes import HintSocket
 from weftline_engine.remote.vllm.vllm_child import Child
 from weftline_engine.remote.vllm.vllm_settings import SchedulerChoice
@@ -322,11 +323,53 @@ def test_a_child_publishes_its_events_in_its_folder(
 
 def test_a_child_copies_contexts_into_so_much_host_memory(tmp_path: Path) -> None:
     """Its own connector copies blocks, and its events name their tokens."""
-    config = VLLMConfig(model=tmp_path, engine_python="python", host_kv_gib=1.5)
-    words = config.command(tmp_path, ours=True, on_cpu=False)
+    config = VLLMConfig(model=tmp_path, engine_python="python")
+    words = config.command(tmp_path, ours=True, on_cpu=False, host_gib=1.5)
     told = json.loads(words[words.index("--kv-transfer-config") + 1])
     assert told["kv_connector"] == "OffloadingConnector"
     assert told["kv_connector_extra_config"]["cpu_bytes_to_use"] == 3 << 29
+
+
+@pytest.mark.parametrize(
+    ("given", "free_gib", "words", "taken"),
+    [
+        (None, 100, (), 50),
+        (None, 30, (), 0),
+        (0.0, 100, (), 0),
+        (8.5, 100, (), 8.5),
+        (None, 100, ("--kv-transfer-config", "{}"), 0),
+    ],
+)
+async def test_a_vllm_on_gpus_takes_half_of_the_free_memory(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    given: float | None,
+    free_gib: int,
+    words: tuple[str, ...],
+    taken: float,
+) -> None:
+    """Not where that is too little for a session, or where the operator has said otherwise."""
+    monkeypatch.setattr(
+        "weftline_engine.remote.vllm.vllm_child.available_bytes", lambda: free_gib << 30
+    )
+    child = Child(
+        VLLMConfig(model=tmp_path, engine_python="python", host_kv_gib=given, vllm_arguments=words)
+    )
+    assert child._host_gib("0.32.0", on_cpu=False) == taken
+    said = f"vLLM copies contexts into {taken:g} GiB of host memory (--host-kv-gib 0 switches"
+    assert (said in capsys.readouterr().err) is (taken > 0)
+    assert child._host_gib("0.32.0", on_cpu=True) == 0
+    assert child._host_gib("0.29.0", on_cpu=False) == (given or 0) * (not words)
+
+
+def test_the_tokens_that_fit_into_host_memory(tmp_path: Path) -> None:
+    """A token of Llama-3-8B takes 128 KiB in 16 bits. Without a config.json none is known."""
+    assert host_tokens(50, tmp_path, "bfloat16") == 0
+    shape = {"num_hidden_layers": 32, "num_attention_heads": 32, "hidden_size": 4096}
+    (tmp_path / "config.json").write_text(json.dumps({**shape, "num_key_value_heads": 8}))
+    assert host_tokens(50, tmp_path, "bfloat16") == 409_600
+    assert host_tokens(50, tmp_path, "float32") == 204_800
 
 
 async def test_a_vllm_for_cpus_has_no_host_memory(

@@ -40,9 +40,8 @@ def test_vllm_has_all_that_is_used(package: tuple[str, Path], tmp_path: Path) ->
         engine_python="python",
         max_model_len=1024,
         tensor_parallel=2,
-        host_kv_gib=1.0,
     )
-    words = config.command(tmp_path, ours=True, on_cpu=True)
+    words = config.command(tmp_path, ours=True, on_cpu=True, host_gib=1.0)
     names = {name for one in MEANS for name in one.names}
     names |= {word for word in words if word.startswith("--")}
     # Flags of its HTTP server are declared as fields, with underscores.

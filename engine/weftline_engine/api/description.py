@@ -95,7 +95,8 @@ class Description:
     tokens are words it is WORDS and a number n. The words `w0`, `w1` and so on have the ids below
     n, and other words have OTHER_WORDS ids after them. `chat_template` is Jinja text of the model's
     publisher, never of a request. `context_limit` and `kv_tokens` count tokens,
-    `kv_bytes_per_token` bytes. `node` names the machine of a remote engine. An engine that
+    `kv_bytes_per_token` bytes. Of an engine that has not measured its costs `host_tokens` tokens
+    fit into host memory. `node` names the machine of a remote engine. An engine that
     `takes_messages` renders chats with a template of its own. `vocabulary` is the number of token
     ids, None if unknown. `constraints` are the kinds of constraints that its outputs satisfy.
 
@@ -122,6 +123,7 @@ class Description:
     context_limit: int = 8192
     kv_tokens: int | None = None
     kv_bytes_per_token: int | None = None
+    host_tokens: int = 0
     max_running: int = 64
     dtype: str | None = None
     device: str | None = None

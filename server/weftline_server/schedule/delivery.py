@@ -51,7 +51,9 @@ class Delivery:
         if member.takes_prompts:
             counts = api.Capability.USAGE in member.description.capabilities
             told = member.description
-            self._memory.has_pool(member.name, told.kv_tokens, counts, told.kv_costs)
+            self._memory.has_pool(
+                member.name, told.kv_tokens, counts, told.kv_costs, told.host_tokens
+            )
         self._place_soon()
 
     def heard(self, member: Member, events: Sequence[api.Event]) -> None:

@@ -179,8 +179,8 @@ class _Known:
 
 def _host_tokens(member: Member) -> int:
     """The tokens whose copies fit into the host memory of an engine."""
-    costs = None if member.description is None else member.description.kv_costs
-    return 0 if costs is None else costs.host_tokens
+    told = member.description
+    return 0 if told is None else told.kv_costs.host_tokens if told.kv_costs else told.host_tokens
 
 
 def _plain(hints: api.Hints, queued: float) -> api.Hints:

@@ -58,11 +58,13 @@ class VLLMConfig(VLLMSettings):
             return None
         return EventAddresses(f"ipc://{folder / 'events'}", f"ipc://{folder / 'replay'}")
 
-    def command(self, folder: Path, *, ours: bool, on_cpu: bool) -> list[str]:
+    def command(
+        self, folder: Path, *, ours: bool, on_cpu: bool, host_gib: float = 0.0
+    ) -> list[str]:
         """Return the child's command line. vLLM listens only on unix sockets in `folder`.
 
-        With `ours` it runs weftline's scheduler, and answers tell the times of their phases.
-        `vllm_arguments` come last, so they count.
+        With `ours` vLLM runs weftline's scheduler, and answers tell the times of their phases. Its
+        contexts are copied into `host_gib` GiB. `vllm_arguments` come last, so they count.
         """
         assert self.engine_python is not None
         options = {
@@ -92,8 +94,8 @@ class VLLMConfig(VLLMSettings):
                 "replay_endpoint": events.replay,
             }
             options["--kv-events-config"] = json.dumps(published)
-        if self.host_kv_gib:
-            options["--kv-transfer-config"] = json.dumps(_offloading(self.host_kv_gib))
+        if host_gib:
+            options["--kv-transfer-config"] = json.dumps(offloading(host_gib))
         if on_cpu:
             options["--block-size"] = str(CPU_BLOCK)
         if self.tensor_parallel > 1:
@@ -108,7 +110,7 @@ class VLLMConfig(VLLMSettings):
         ]
 
 
-def _offloading(gib: float) -> dict[str, Any]:
+def offloading(gib: float) -> dict[str, Any]:
     """The settings of vLLM's own connector, which copies blocks to host memory and back. Its KV
     events then name the tokens of what it has copied."""
     more = {"cpu_bytes_to_use": round(gib * (1 << 30)), "self_describing_kv_events": True}

@@ -32,6 +32,7 @@ from weftline_engine.remote.prefix_cache.engine import PrefixCacheEngine
 from weftline_engine.remote.tokenizer_probe import check_tokenizer
 from weftline_engine.remote.vllm.cache_size import gauge_names, kv_blocks, kv_tokens, ranks
 from weftline_engine.remote.vllm.config import VLLMConfig
+from weftline_engine.remote.vllm.host_memory import host_tokens
 from weftline_engine.remote.vllm.notes import HintSocket
 from weftline_engine.remote.vllm.vllm_child import Child
 from weftline_engine.transport import wire
@@ -135,6 +136,9 @@ class VLLMEngine(PrefixCacheEngine):
             model=self._config.announced,
             context_limit=min(filter(None, (limit, self._config.max_model_len)), default=8192),
             kv_tokens=pool,
+            host_tokens=0
+            if self._child is None
+            else host_tokens(self._child.host_gib, self._config.model, self._config.dtype),
             max_running=self._config.max_running,
             dtype=self._config.dtype,
             capabilities=capabilities(

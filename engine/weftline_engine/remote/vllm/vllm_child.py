@@ -13,6 +13,7 @@ from weftline_engine.remote.openai.child import ChildProgram, ChildServer
 from weftline_engine.remote.prefix_cache.event_feed import EventAddresses
 from weftline_engine.remote.vllm.child_output import cause, passed_on
 from weftline_engine.remote.vllm.config import VLLMConfig
+from weftline_engine.remote.vllm.host_memory import usual_gib
 from weftline_engine.remote.vllm.notes import HintSocket
 from weftline_engine.remote.vllm.processor import openmp, settings
 from weftline_engine.remote.vllm.versions import NOTES, is_for_cpus, is_known, package_of, refusal
@@ -27,6 +28,7 @@ class Child(ChildServer):
     def __init__(self, config: VLLMConfig) -> None:
         super().__init__(ChildProgram("vLLM", "http", POLL_S, config.ready_s))
         self._config = config
+        self.host_gib = 0.0  # of host memory for copies, known when it has started
         self.notes = HintSocket()  # the socket to our scheduler, if the child runs it
 
     @property
@@ -48,8 +50,28 @@ class Child(ChildServer):
             )
         if ours:
             await self.notes.listen(self._folder / "notes")
-        command = self._config.command(self._folder, ours=ours, on_cpu=on_cpu)
+        self.host_gib = self._host_gib(version, on_cpu)
+        command = self._config.command(
+            self._folder, ours=ours, on_cpu=on_cpu, host_gib=self.host_gib
+        )
         return command, self._environment(ours, on_cpu)
+
+    def _host_gib(self, version: str, on_cpu: bool) -> float:
+        """The GiB of host memory that vLLM copies contexts to, which are said at the start. By
+        default a version that was not checked copies none. Its arguments may name a connector of
+        the operator's."""
+        given, words = self._config.host_kv_gib, self._config.vllm_arguments
+        if on_cpu or any(one.startswith("--kv-transfer-config") for one in words):
+            return 0.0
+        usual = usual_gib(available_bytes()) if is_known(version) else 0
+        found = usual if given is None else given
+        if found:
+            print(
+                f"vLLM copies contexts into {found:g} GiB of host memory "
+                "(--host-kv-gib 0 switches that off)",
+                file=sys.stderr,
+            )
+        return found
 
     def _cause(self) -> str:
         return cause(self._lines)

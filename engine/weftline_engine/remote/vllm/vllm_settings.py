@@ -19,7 +19,8 @@ class SchedulerChoice(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VLLMSettings:
     """A child is started by `engine_python`, an interpreter that has vLLM. It copies contexts into
-    `host_kv_gib` GiB of host memory. `vllm_arguments` are added to its command line."""
+    `host_kv_gib` GiB of host memory, on GPUs by default into half of what is free. `vllm_arguments`
+    are added to its command line."""
 
     engine_python: str | None = setting(
         None, VLLM, "interpreter that has vLLM, to start vLLM with", metavar="PATH"
@@ -30,8 +31,8 @@ class VLLMSettings:
     host_kv_gib: float | None = setting(
         None,
         VLLM,
-        "host memory into which a vLLM on GPUs copies contexts, and reads them back (default: "
-        "none)",
+        "host memory into which a vLLM on GPUs copies contexts, and reads them back; 0 is none "
+        "(default: half of what is free, if that is 16 GiB)",
         metavar="GIB",
         type=float,
     )

@@ -153,14 +153,16 @@ class Memory:
         kv_tokens: int | None,
         counts: bool = True,
         costs: KvCosts | None = None,
+        host_tokens: int = 0,
     ) -> None:
         """Take note of an engine that takes work, with what its KV cache `costs`, if measured.
+        Without costs, copies of `host_tokens` fit into its host memory.
 
         `counts` says that it announces how much of a prompt it found in its cache. A vLLM that
         others have started does not announce this, and may show it only later.
         """
         self._pools.add(engine, kv_tokens, counts)
-        self.paused_contexts.add(engine, kv_tokens, costs)
+        self.paused_contexts.add(engine, kv_tokens, costs, host_tokens)
 
     def occupancy(self) -> Occupancy:
         """What the KV caches hold at this moment."""

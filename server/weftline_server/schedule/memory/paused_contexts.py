@@ -51,7 +51,7 @@ class PausedContext:
 class PausedContexts:
     """The paused contexts of all applications, and what was learned from them.
 
-    Engines that announce no costs get copies up to the size of their pool.
+    Engines that announce no costs get copies up to the size of their host memory, or of their pool.
     """
 
     def __init__(self, learns: bool = True) -> None:
@@ -60,13 +60,20 @@ class PausedContexts:
         self._learns = learns
         self._host = HostCopies()
         self._costs: dict[str, KvCosts] = {}
-        self._pools: dict[str, int] = {}
+        self._pools: dict[str, int] = {}  # the most tokens of copies where no costs are known
+        self._hosted: set[str] = set()  # engines without costs that have host memory
         self._present: dict[str, tuple[KvCosts, Load]] = {}  # by model
         self._open: dict[str, tuple[PausedContext, Waste | None, Strategy]] = {}  # by context
 
-    def add(self, engine: str, kv_tokens: int | None, costs: KvCosts | None) -> None:
-        """Take note of an engine that takes work."""
-        self._pools[engine] = kv_tokens or 0
+    def add(
+        self, engine: str, kv_tokens: int | None, costs: KvCosts | None, host_tokens: int = 0
+    ) -> None:
+        """Take note of an engine that takes work, and of its host memory if it measured no
+        costs."""
+        self._pools[engine] = host_tokens or kv_tokens or 0
+        self._hosted.discard(engine)
+        if host_tokens:
+            self._hosted.add(engine)
         self._costs.pop(engine, None)
         if costs is not None:
             self._costs[engine] = costs
@@ -75,6 +82,7 @@ class PausedContexts:
         """Forget an engine that is gone with all its contexts and their copies."""
         self._host.lose(engine)
         self._pools.pop(engine, None)
+        self._hosted.discard(engine)
         gone = self._costs.pop(engine, None)
         self._present = {one: told for one, told in self._present.items() if told[0] is not gone}
 
@@ -114,7 +122,8 @@ class PausedContexts:
     @property
     def hosts(self) -> frozenset[str]:
         """The engines that copy contexts to host memory."""
-        return frozenset(name for name, costs in self._costs.items() if costs.host_tokens)
+        measured = (name for name, costs in self._costs.items() if costs.host_tokens)
+        return frozenset((*measured, *self._hosted))
 
     @property
     def loads(self) -> dict[str, Load]:
