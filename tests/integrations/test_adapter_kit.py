@@ -324,8 +324,8 @@ def test_a_session_that_cannot_be_closed_is_left() -> None:
         done.append(id)
 
     closers = Closers()
-    closer = closers.find("here", refuse)
-    assert closers.find("here", delete) is closer
+    closer = closers.find("here", refuse, refuse)
+    assert closers.find("here", delete, delete) is closer
     closer._due.extend(["a", "b", "c"])
     closers.flush()
     assert done == ["c"]

@@ -43,6 +43,13 @@ def check_run_name(name: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OpenSession(StrictBody):
+    """What a client says of the session that it opens: with `beats` it promises heartbeats."""
+
+    beats: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitBody(StrictBody):
     """The body of POST /v1/submit: calls, and steps of other kinds. They may read each other.
 
@@ -62,6 +69,8 @@ class SubmitBody(StrictBody):
       while they are generated. With `wait` a watched variable may be one that no call writes yet.
     - `graph` adds the session's graph to the end of the response.
     - `run_name` names the run of the application. The list of sessions shows it.
+    - `beats` with `open` promises heartbeats. The server closes the session a minute after the
+      last.
     - `close` closes the session after the response, even after a failure.
     """
 
@@ -79,6 +88,7 @@ class SubmitBody(StrictBody):
     graph: bool = False
     close: bool = False
     run_name: str = ""
+    beats: bool = False
 
     def __post_init__(self) -> None:
         check_run_name(self.run_name)

@@ -60,6 +60,7 @@ class _Draft:
         return SubmitBody(
             session_id=self.joins or session,
             open=self.joins is not None,
+            beats=self.joins is not None,
             calls=self.calls,
             steps=self.steps,
             watch=self.watch,

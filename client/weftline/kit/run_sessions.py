@@ -7,9 +7,10 @@ request follows soon, a thread closes them.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from weftline.kit.feed import RunFeed
 from weftline.kit.pieces import Piece, Pieces, to_wire
+from weftline.sdk.heartbeat import HEARTBEATS, Beating
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +31,11 @@ MAX_NAME = 128  # characters of a call's name
 MAX_CLOSED = 64  # the server closes at most this many sessions with one request
 FLUSH_S = 0.5
 
-Delete = Callable[[str], Any]
+OfSession = Callable[[str], Any]
+
+
+def _unheard(session: str) -> None:
+    """A heartbeat of a session that sends none."""
 
 
 class Closer:
@@ -38,9 +44,13 @@ class Closer:
     No user waits for this. A session that cannot be closed expires in the server.
     """
 
-    def __init__(self, delete: Delete) -> None:
-        """`delete` closes a session by its id. Its exceptions are logged."""
+    def __init__(self, delete: OfSession, beat: OfSession = _unheard) -> None:
+        """`delete` closes a session by its id, and `beat` sends a heartbeat of it. Their exceptions
+        are logged.
+        """
         self.delete = delete
+        self.beat = beat
+        self.is_ending = False  # the program ends, and no thread can be started any more
         self._due: deque[str] = deque()
         # A thread may take each lock of this file again: a garbage collection in it may close a
         # generator of LangChain's, and that ends a run.
@@ -51,7 +61,8 @@ class Closer:
         """Sessions to close."""
         with self._lock:
             self._due.extend(ids)
-            if ids and (self._thread is None or not self._thread.is_alive()):
+            is_alone = self._thread is None or not self._thread.is_alive()
+            if ids and is_alone and not self.is_ending:
                 self._thread = Thread(target=self._run, name="weftline-closer", daemon=True)
                 self._thread.start()
 
@@ -88,14 +99,24 @@ class Closers:
         self._by_server: dict[object, Closer] = {}
         self._lock = RLock()
 
-    def find(self, server: object, delete: Delete) -> Closer:
-        """The closer of `server`, which uses the latest `delete` from now on."""
+    def find(self, server: object, delete: OfSession, beat: OfSession) -> Closer:
+        """The closer of `server`, which uses the latest `delete` and `beat` from now on."""
         with self._lock:
             closer = self._by_server.get(server)
             if closer is None:
-                closer = self._by_server[server] = Closer(delete)
-            closer.delete = delete  # the model whose `delete` was used before may be closed
+                closer = self._by_server[server] = Closer(delete, beat)
+            # The model whose methods were used before may be closed.
+            closer.delete, closer.beat = delete, beat
             return closer
+
+    def end(self) -> None:
+        """End every run, because the program ends, and close their sessions."""
+        for closer in list(self._by_server.values()):
+            closer.is_ending = True
+        for session in list(HEARTBEATS.owners):
+            if isinstance(session, RunSession):
+                session.finish()
+        self.flush()
 
     def flush(self) -> None:
         """Close all sessions that are due, for every server."""
@@ -104,8 +125,9 @@ class Closers:
 
 
 @dataclass(eq=False)
-class RunSession(ABC):
-    """One run's session at one server. Several threads may use it.
+class RunSession(Beating):
+    """One run's session at one server. Several threads may use it. It gets heartbeats between two
+    requests, for example while a tool runs.
 
     `on_over` is called with the session's id when the run is over. By default the session is
     closed.
@@ -139,7 +161,18 @@ class RunSession(ABC):
     def opened(self, id: str) -> None:
         """Note the server's id of the session."""
         with self.lock:
-            self.id = id
+            is_new, self.id = self.id is None, id
+        if is_new and not self.over:
+            HEARTBEATS.add(self)
+
+    def quiet_session(self) -> str | None:
+        """The session's id while it is open and no request is under way, which the server sees."""
+        with self.lock:
+            return None if self.over or self.under_way else self.id
+
+    async def beat(self, session: str) -> None:
+        """Send a heartbeat."""
+        await asyncio.to_thread(self.closer.beat, session)
 
     def opened_by_alias(self) -> None:
         """Note that the server has opened the session, but that its id did not arrive here."""
@@ -293,6 +326,7 @@ def said_of(session: RunSession, name: str, messages: Sequence[Pieces | None]) -
     said = {
         "session_id": session.alias,
         "open": True,
+        "beats": True,
         "name": name,
         "messages": to_wire(messages),
     }

@@ -10,12 +10,13 @@ from typing import Any, Self
 import httpx2
 
 from weftline.contract.errors import WeftlineError
-from weftline.contract.protocol import Call, Criterion, SetVariable, SubmitBody
+from weftline.contract.protocol import Call, Criterion, OpenSession, SetVariable, SubmitBody
 from weftline.contract.steps import Step
 from weftline.sdk.agent_run import AsyncAgentRun
 from weftline.sdk.agent_state import Agent, AgentTool, Prompt
 from weftline.sdk.connection import AsyncConnection
 from weftline.sdk.control_verbs import SessionState
+from weftline.sdk.heartbeat import HEARTBEATS, SessionBeat
 from weftline.sdk.http import CONNECT_S, MAX_RETRIES, OnGraph, get_body, sessions_path
 from weftline.sdk.own_functions import Compute, on_the_loop
 from weftline.sdk.session_base import Answer, SessionBase, SubmittedCall
@@ -242,11 +243,17 @@ class AsyncSession(SessionBase[AsyncVariable]):
         super().__init__(SessionState(id))
         self._connection = client.connection
         self._compute = compute
+        self._beat: SessionBeat | None = None
         self._steps = StepTasks(self.state, self._connection, compute)
 
     async def open(self) -> Self:
         """Open the session on the server. The server chooses its `id`."""
-        self.state.id = (await self._connection.request("POST", "/v1/session"))["session_id"]
+        beats = self._connection.is_own  # another transport may belong to the user's event loop
+        opened = await self._connection.request("POST", "/v1/session", OpenSession(beats=beats))
+        self.state.id = opened["session_id"]
+        if beats:
+            self._beat = SessionBeat(self.state, self._connection)
+            HEARTBEATS.add(self._beat)
         return self
 
     async def __aenter__(self) -> Self:
@@ -380,7 +387,7 @@ class AsyncSession(SessionBase[AsyncVariable]):
         """
         if self.closed:
             return
-        self.state.closed = True
+        self.state.closed, self._beat = True, None
         self.state.clear()
         await self._steps.close()
         await self._connection.request("DELETE", f"/v1/session/{self.id}")

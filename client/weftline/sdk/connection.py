@@ -6,6 +6,7 @@ import os
 from asyncio import sleep
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
+from copy import copy
 from itertools import count
 from typing import Any
 from urllib.parse import urlencode
@@ -84,6 +85,18 @@ class AsyncConnection:
             transport=transport,
             verify=certificates(),
         )
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it goes over a pool of its own, and not over a transport that the user gave."""
+        return self._transport is None
+
+    def twin(self) -> AsyncConnection:
+        """Another connection to the same server, for another event loop."""
+        made = copy(self)
+        made._dropped, made._http = None, self._pool(None)
+        _CONNECTIONS.add(made)
+        return made
 
     def when_dropped(self, close: Callable[[Close], None]) -> None:
         """Call `close` with what closes the connections, once nothing refers to this object."""

@@ -227,6 +227,12 @@ class ChatWeftline(DescribedChat):
             options = {"max_retries": 0, "timeout": DELETE_TIMEOUT_S}
             self.root_client.delete(f"/session/{id}", cast_to=object, options=options)
 
+    def beat_session(self, id: str) -> None:
+        """Send a heartbeat of a session, without retries."""
+        if self.root_client is not None:
+            options = {"max_retries": 0, "timeout": DELETE_TIMEOUT_S}
+            self.root_client.post(f"/session/{id}/heartbeat", cast_to=object, options=options)
+
     def _generate(
         self,
         messages: list[BaseMessage],

@@ -131,12 +131,19 @@ def parse(body: bytes, kind: type[T], check: Check | None = None) -> T:
         raise _invalid(error) from error
 
 
-def schema(kind: type) -> dict[str, Any]:
+def has_body(request: Request) -> bool:
+    """Whether a request has a body, as its headers tell."""
+    length = request.headers.get("content-length", "0")
+    return length != "0" or "transfer-encoding" in request.headers
+
+
+def schema(kind: type, *, required: bool = True) -> dict[str, Any]:
     """`openapi_extra` of a route whose body is a `kind`; its parts go to `DEFINITIONS`."""
     made = _adapter(kind).json_schema(ref_template="#/components/schemas/{model}")
     for name, part in made.pop("$defs", {}).items():
         assert DEFINITIONS.setdefault(name, part) == part, f"two types are called {name}"
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": made}}}}
+    content = {"application/json": {"schema": made}}
+    return {"requestBody": {"required": required, "content": content}}
 
 
 DEFINITIONS: dict[str, Any] = {}  # OpenAPI's components/schemas: the parts of all bodies, by name

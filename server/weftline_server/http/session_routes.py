@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from weftline.contract.protocol import PROTOCOL_VERSION, SetVariable, check_id
+from weftline.contract.protocol import PROTOCOL_VERSION, OpenSession, SetVariable, check_id
 from weftline.contract.vectors import plain
 from weftline_server.http.event_stream import EventStream, JsonStream, sse
-from weftline_server.http.json_bodies import read, schema
+from weftline_server.http.json_bodies import has_body, read, schema
 from weftline_server.http.state import (
     ACCEPTING,
     PricesDep,
@@ -69,10 +69,14 @@ async def list_sessions(
     return merged([mine, *others], limit) if others else mine
 
 
-@router.post("", dependencies=[ACCEPTING])
-async def open_session(response: Response, service: ServiceDep, tenant: Tenant) -> dict[str, str]:
-    """Open a session: one run of an application."""
+@router.post("", dependencies=[ACCEPTING], openapi_extra=schema(OpenSession, required=False))
+async def open_session(
+    request: Request, response: Response, service: ServiceDep, tenant: Tenant
+) -> dict[str, str]:
+    """Open a session: one run of an application. Without a body the client promises nothing."""
+    body = await read(request, OpenSession) if has_body(request) else OpenSession()
     session = service.open(tenant, alias="")
+    session.beats = body.beats
     await service.registry.kept(session, strict=True)
     response.headers.update(durability(service))
     return {"session_id": session.id, "protocol": PROTOCOL_VERSION}
@@ -86,6 +90,14 @@ async def close_session(
     session = state_of(request.app).runs.find(tenant, session_id)
     service.close(session)
     await service.registry.kept(session, strict=True)
+    return {"session_id": session_id}
+
+
+@router.post("/{session_id}/heartbeat")
+async def heartbeat(session_id: str, request: Request, tenant: Tenant) -> dict[str, str]:
+    """Say that the client still wants the session, of which it asks nothing now."""
+    session = state_of(request.app).runs.find(tenant, session_id)
+    session.heard(time.monotonic())
     return {"session_id": session_id}
 
 

@@ -106,7 +106,7 @@ def _session(service: Service, runs: Runs, tenant: str, body: SubmitBody) -> Ser
     if body.session_id is None:
         return service.open(tenant, stays=not body.close, alias="")
     if body.open:
-        return runs.enter(tenant, body.session_id, opens=True)
+        return runs.enter(tenant, body.session_id, opens=True, beats=body.beats)
     return service.registry.find(tenant, body.session_id)
 
 

@@ -152,7 +152,8 @@ class Driver:
         that are too old.
         """
         for session in self.registry.idle(self._now()):
-            self.close(session, "the session expired: it was not used")
+            why = "its client sent no heartbeat" if session.beats else "it was not used"
+            self.close(session, f"the session expired: {why}")
         for session in self.registry.aged(self._now()):
             self.close(session, "the session expired: it used up its budget of seconds")
         self.registry.expire(self._now())

@@ -165,8 +165,8 @@ class Lifecycle:
 
     async def _sweep_forever(self) -> None:
         while True:
-            idle_s = self._driver.registry.idle_s
-            await asyncio.sleep(min(SWEEP_S, max(LEAST_SWEEP_S, idle_s / 10)))
+            shortest_s = self._driver.registry.shortest_s
+            await asyncio.sleep(min(SWEEP_S, max(LEAST_SWEEP_S, shortest_s / 10)))
             try:
                 self._driver.sweep()
             except Exception:  # without this task no session would ever expire again

@@ -26,7 +26,8 @@ _OURS = re.compile("s_([0-9a-f]{8})_[0-9a-f]{32}")  # which run of the server, w
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistryConfig:
-    """Limits: sessions per tenant, idle seconds of a session, and each session's budget. While
+    """Limits: sessions per tenant, idle seconds of a session, and each session's budget. A session
+    whose client promises heartbeats is closed after `heartbeat_s` without one. While
     `max_queued` primitives wait for engines, or `max_queued_of_tenant` of one tenant, no more
     calls are accepted from every tenant, or from this one. `max_bytes` bounds the values of all
     sessions of a tenant together.
@@ -34,6 +35,7 @@ class RegistryConfig:
 
     max_sessions: int = 10_000
     idle_s: float = 3600.0
+    heartbeat_s: float = 60.0
     max_queued: int = 100_000
     max_queued_of_tenant: int = 50_000
     max_bytes: int = 4 << 30
@@ -48,7 +50,8 @@ class NotHere(UnknownSession):
 
     def __init__(self, tenant: str, id: str) -> None:
         super().__init__(
-            f"no session {id[:64]!r}: it was closed or has expired, so open another",
+            f"no session {id[:64]!r}: it was closed or has expired, so open another. A process "
+            "that a debugger stops sends no heartbeats, and loses its sessions after heartbeat_s",
             param="session_id",
         )
         self.tenant = tenant
@@ -207,17 +210,23 @@ class Registry:
         self._closed.expire(now)
 
     @property
-    def idle_s(self) -> float:
-        """The seconds after which a session that no client names is closed."""
-        return self._config.idle_s
+    def shortest_s(self) -> float:
+        """The seconds after which the first sessions that no client names are closed."""
+        return min(self._config.idle_s, self._config.heartbeat_s)
 
     def idle(self, now: float) -> list[ServerSession]:
         """Sessions that no client has named for the idle time and that no reader waits in."""
         return [
             session
             for session in self._sessions.values()
-            if now - session.touched > self._config.idle_s and not session.watch.readers
+            if now - session.touched > self._patience(session) and not session.watch.readers
         ]
+
+    def _patience(self, session: ServerSession) -> float:
+        """For how long a session may be idle. Detached work is meant to outlive its client."""
+        if not session.beats or any(run.detached for run in session.tasks.values()):
+            return self._config.idle_s
+        return self.shortest_s
 
 
 class _Salts(dict[str, str]):

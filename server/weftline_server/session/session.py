@@ -54,6 +54,7 @@ class ServerSession:
         self.opened = now
         self.stays = stays
         self.guessed = False
+        self.beats = False  # its client promises heartbeats
         self.touched = now  # when a client last named it
         self.ended: float | None = None  # when it was closed
         self.spent = Spent(budget or Budget())
@@ -74,6 +75,10 @@ class ServerSession:
     def alone_since(self) -> float | None:
         """When its last client left; None while a client has a get or a stream open."""
         return None if self.watch.readers else self.touched
+
+    def heard(self, now: float) -> None:
+        """Note a heartbeat of the client, which will send others."""
+        self.touched, self.beats = now, True
 
     def variable(self, id: str) -> SessionVariable:
         """The variable. Raises UnknownVariable."""

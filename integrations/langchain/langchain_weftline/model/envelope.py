@@ -27,7 +27,7 @@ from weftline.kit.run_sessions import OURS, said_of
 MAX_TOLD = 1 << 20
 
 _CLOSERS = Closers()
-atexit.register(_CLOSERS.flush)
+atexit.register(_CLOSERS.end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +111,9 @@ class ModelFields(Protocol):
     def delete_session(self, id: str) -> None:
         """Close a session of the server."""
 
+    def beat_session(self, id: str) -> None:
+        """Send a heartbeat of a session."""
+
 
 def sending(model: ModelFields, messages: Sequence[BaseMessage], parent: UUID | None) -> Sending:
     """A request of `model` inside the run `parent`."""
@@ -153,7 +156,7 @@ def session_within(model: ModelFields, parent: UUID | None) -> TracedSession | N
 
 def _session(run: OpenRun, model: ModelFields) -> TracedSession:
     server = model.openai_api_base, model.openai_api_key
-    closer = _CLOSERS.find(server, model.delete_session)
+    closer = _CLOSERS.find(server, model.delete_session, model.beat_session)
 
     def make() -> TracedSession:
         *_, top = run.ancestry()

@@ -48,18 +48,19 @@ class Provenance(StrictBody):
     """The `weftline` object of a request.
 
     `session_id` is a session of the server, or with `open` any id that the client chose for its
-    run. The first request with such an id opens a session, and later ones join it without waiting
-    for the first answer. `close` names sessions that the client no longer needs. `messages` has the
-    pieces of each message, or null for a plain one. `run_name` names the run; the list of sessions
-    shows it. With `run_tools` the server runs its own tools
-    when the model calls them, and the model goes on. `client_tools` are those that the client
-    computes: the stream tells it of each call, and it sets the variable of the result. With
-    `code_tool` the blocks of Python in the answer are calls of that tool, and there are no others.
-    `compacts_to` is that of the call.
+    run, of which it may promise heartbeats with `beats`. The first request with such an id opens a
+    session, and later ones join it without waiting for the first answer. `close` names sessions
+    that the client no longer needs. `messages` has the pieces of each message, or null for a plain
+    one. `run_name` names the run; the list of sessions shows it. With `run_tools` the server runs
+    its own tools when the model calls them, and the model goes on. `client_tools` are those that
+    the client computes: the stream tells it of each call, and it sets the variable of the result.
+    With `code_tool` the blocks of Python in the answer are calls of that tool, and there are no
+    others. `compacts_to` is that of the call.
     """
 
     session_id: str | None = None
     open: bool = False
+    beats: bool = False
     close: tuple[str, ...] = ()
     name: str = "chat"
     run_name: str = ""

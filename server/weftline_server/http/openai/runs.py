@@ -38,8 +38,9 @@ class Runs:
             with suppress(UnknownSession):  # it could not be restored
                 self._sessions[tenant, alias] = self._service.registry.find(tenant, id)
 
-    def enter(self, tenant: str, id: str, *, opens: bool) -> ServerSession:
-        """The session for one request, which must `leave` it. Opens one if the request may.
+    def enter(self, tenant: str, id: str, *, opens: bool, beats: bool = False) -> ServerSession:
+        """The session for one request, which must `leave` it. Opens one if the request may. With
+        `beats` the client promises heartbeats of it.
 
         Raises UnknownSession, or Overloaded where no session can be opened.
         """
@@ -54,6 +55,7 @@ class Runs:
             session = self._service.open(tenant, alias=id)
             self._sessions[tenant, id] = session
             self._guests[session] = _Guests()
+        session.beats |= beats
         if (guests := self._guests.get(session)) is not None:
             guests.requests += 1
         self._service.lifecycle.holds.add(session)

@@ -141,7 +141,7 @@ async def start(
         # The contexts of one that stays wait for the tools.
         session = service.open(tenant, stays=said.run_tools, alias="" if is_kept else None)
     else:
-        session = runs.enter(tenant, said.session_id, opens=said.open)
+        session = runs.enter(tenant, said.session_id, opens=said.open, beats=said.beats)
     try:
         calls = await _calls(service, session, body)
         submit = SubmitBody(session_id=session.id, calls=calls, detach=detach)

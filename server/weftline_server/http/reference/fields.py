@@ -129,6 +129,8 @@ _CALLS = {
     "SubmitBody.detach": Field("Keep the calls running although no request waits for them.", False),
     "SubmitBody.get": Field("Variables whose values the answer waits for and holds.", ["draft"]),
     "SubmitBody.graph": Field("Answer with the session's graph too.", False),
+    "OpenSession.beats": Field("The client promises heartbeats of the session.", True),
+    "SubmitBody.beats": Field("With open, the client promises heartbeats.", False),
     "SubmitBody.open": Field("The client chose the session's id; its first request opens the "
                              "session.", False),
     "SubmitBody.parts": Field("With watch: also the texts while they are generated.", False),
@@ -206,6 +208,7 @@ _OPENAI = {
     "ClientTool.effects": Field("What running it twice does: none, idempotent, once.", "once"),
     "ClientTool.lease_s": Field("A call waits so long for a client that is gone.", 60.0),
     "ClientTool.name": Field("One of the request's tools.", "calculate"),
+    "Provenance.beats": Field("With open, the client promises heartbeats.", False),
     "Provenance.client_tools": Field("Tools that the client computes. They need a stream.", []),
     "Provenance.code_tool": Field("The tool that runs blocks of Python in the answer.", None),
     "Provenance.close": Field("Sessions that the client has finished.", []),

@@ -147,7 +147,9 @@ _TO_OPENAI = (*OF_BODY, *OF_SESSION, *OF_WORK, *OF_CALLS, *OF_RESULT)
 
 ANSWERS: Mapping[tuple[str, str], RouteAnswer] = MappingProxyType({
     ("POST", "/v1/session"): RouteAnswer(
-        "The session is open.", {"session_id": _ID, "protocol": "1"}, OF_WORK),
+        "The session is open.", {"session_id": _ID, "protocol": "1"}, (*OF_BODY, *OF_WORK)),
+    ("POST", "/v1/session/{session_id}/heartbeat"): RouteAnswer(
+        "The session stays open.", {"session_id": _ID}, OF_SESSION),
     ("GET", "/v1/engines"): RouteAnswer("The engines.", {"engines": [_ENGINE]}),
     ("GET", "/v1/engines/follow"): RouteAnswer(
         "Server-sent events `engines`.", 'event: engines\ndata: {"engines": []}\n\n', (),
@@ -302,6 +304,7 @@ _SUBMIT = {
 # A whole request for each route that takes a body.
 REQUESTS: Mapping[tuple[str, str], Any] = MappingProxyType({
     ("POST", "/v1/submit"): _SUBMIT,
+    ("POST", "/v1/session"): {"beats": True},
     ("POST", "/v1/get"): {"session_id": _ID, "semantic_var_id": "draft", "timeout_s": 30.0},
     ("PUT", "/v1/session/{session_id}/variable/{variable}"): {"value": "rivers"},
     ("POST", "/v1/chat/completions"): {

@@ -36,6 +36,7 @@ from weftline.kit import (
 )
 from weftline.kit.pieces import as_name, text_of
 from weftline.sdk.aclient import AsyncSession
+from weftline.sdk.heartbeat import heartbeat_path
 from weftline.sdk.http import OnGraph
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ _MARKED = re.compile(f"\ue000{_MARK}([^\ue000-\ue003]+)\ue001(.*?)\ue002{_MARK}\
 
 _CLOSERS = Closers()
 # A short program ends before the thread that closes its sessions has run.
-atexit.register(_CLOSERS.flush)
+atexit.register(_CLOSERS.end)
 # Closing a session waits no longer than this, because an unused session expires in the server.
 CLOSE_S = 2.0
 
@@ -179,7 +180,7 @@ def _split(piece: Piece, answers: list[tuple[str, str]]) -> Iterator[Piece]:
 
 def begin_run(server: Server, on_graph: OnGraph | None) -> SessionRun:
     """A session for a run at `server`. `on_graph` gets the session's graph when the run is over."""
-    closer = _CLOSERS.find(server, partial(_close, server))
+    closer = _CLOSERS.find(server, partial(_close, server), partial(_beat, server))
     return SessionRun(
         closer, None if on_graph is None else partial(_show, server, closer, on_graph)
     )
@@ -190,6 +191,14 @@ def _close(server: Server, id: str) -> None:
         await (await _session(server, id)).close()
 
     BACKGROUND.run(asyncio.wait_for(close(), CLOSE_S))
+
+
+def _beat(server: Server, id: str) -> None:
+    async def beat() -> None:
+        connection = (await CLIENTS.of(server)).connection
+        await connection.request("POST", heartbeat_path(id))
+
+    BACKGROUND.run(asyncio.wait_for(beat(), CLOSE_S))
 
 
 def _show(server: Server, closer: Closer, on_graph: OnGraph, id: str) -> None:
