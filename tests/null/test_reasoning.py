@@ -10,6 +10,7 @@ import pytest
 
 from tests.null.asgi import Serve, Server
 from tests.null.endpoints import Endpoint, streams
+from tests.null.steps.wire import each
 from tests.null.test_openai_faults import config
 from tests.null.test_openai_tools import CALL, USER, WEATHER, chat, streamed
 from tests.null.test_special_marks import TokenEngine, tokenizer
@@ -126,6 +127,32 @@ async def test_usage_counts_the_thoughts(
         made = await responded(server, model="marked", tools=functions, stream=stream)
         details = made["usage"]["output_tokens_details"]
         assert details == {"reasoning_tokens": len(THOUGHT)}
+
+
+async def test_each_item_of_a_list_has_its_thoughts_counted(serve: Serve, tmp_path: Path) -> None:
+    """The event of the list says it beside the tokens of each item's call."""
+    tokenizer(()).save(str(path := tmp_path / "tokenizer.json"))
+    text = f"{THOUGHT}\n</think>\n\nIt is sunny."
+    server = await serve(also={"marked": lambda: TokenEngine(path, OPENED, text, 4)})
+    asks = {
+        "name": "asked",
+        "model": "marked",
+        "separate_reasoning": True,
+        "prompt": [
+            {"role": "user", "content": [{"input": "item"}]},
+            {"role": "assistant", "content": [{"output": "o"}]},
+        ],
+        "placeholders": [
+            {"name": "item", "in_out": "in", "semantic_var_id": "item"},
+            {"name": "o", "in_out": "out", "semantic_var_id": "asked"},
+        ],
+    }
+    step = each(["Rome?", "Oslo?"], {"calls": [asks]}, {"asked": "all"}, item="item", name="all")
+    body = {"steps": [step], "watch": ["all"]}
+    events = (await server.http.post("/v1/submit", json=body)).text.splitlines()
+    told = next(json.loads(line[6:]) for line in events if '"items"' in line)
+    assert told["value"] == ["It is sunny."] * 2
+    assert [one["reasoning_tokens"] for one in told["items"]] == [len(THOUGHT)] * 2
 
 
 async def test_an_answer_without_thoughts_has_none(serve: Serve, tmp_path: Path) -> None:

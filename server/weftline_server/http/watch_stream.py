@@ -19,7 +19,7 @@ from weftline_server.journal.fence import SessionMoved
 from weftline_server.lowering.bounds import is_small
 from weftline_server.lowering.kinds.turn import AnswerBody
 from weftline_server.observe.parts import Parts, in_parts, json_text
-from weftline_server.observe.view import output_step, value_parts
+from weftline_server.observe.view import items_of, output_step, value_parts
 from weftline_server.prompt.tool_parser import Delta, Said
 from weftline_server.runtime.service import Service
 from weftline_server.session.client_values import client_step
@@ -124,7 +124,9 @@ class _Watching:
     async def value(self, renderings: Renderings, variable: str) -> AsyncGenerator[bytes, None]:
         """The event with the value of a ready variable, in pieces if it is large."""
         session, id = self._session, f"{variable} "
-        self._reasoning[variable] = await self._thought_tokens(variable)
+        for one in (variable, *items_of(session, variable)):
+            if one is not None and (tokens := await self._thought_tokens(one)):
+                self._reasoning[one] = tokens
         if is_small(session.variable(variable).value):
             yield sse("value", await json_text(self._fields(variable)), id=id)
             return
@@ -136,9 +138,7 @@ class _Watching:
 
     def _fields(self, variable: str) -> Parts:
         """What the event of a value says. That of an agent has its conversation, too."""
-        yield from value_parts(self._session, variable)
-        if tokens := self._reasoning.pop(variable, 0):
-            yield "reasoning_tokens", tokens
+        yield from value_parts(self._session, variable, self._reasoning)
         if (turns := self._agents.get(variable)) is not None:
             yield from in_parts("messages", iter((*turns.earlier, turns.message)))
             reason = turns.step.reason

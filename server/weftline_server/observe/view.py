@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from weftline.contract.protocol import Message, Segment
@@ -47,14 +48,26 @@ def value_view(session: ServerSession, variable: str) -> dict[str, Any]:
     return whole(value_parts(session, variable))
 
 
-def value_parts(session: ServerSession, variable: str) -> Parts:
-    """What `value_view` gives, in parts. A ready variable does not change while they are made."""
+def value_parts(
+    session: ServerSession, variable: str, thoughts: Mapping[str, int] = MappingProxyType({})
+) -> Parts:
+    """What `value_view` gives, in parts. A ready variable does not change while they are made. Of
+    some variables the tokens of the `thoughts` were counted."""
     yield "semantic_var_id", variable
     yield "value", session.variable(variable).value
-    yield from _made(session, variable)
+    yield from _made(session, variable, thoughts)
+    if tokens := thoughts.get(variable):
+        yield "reasoning_tokens", tokens
 
 
-def _made(session: ServerSession, variable: str) -> Parts:
+def items_of(session: ServerSession, variable: str) -> Sequence[str | None]:
+    """The variables of the items of a list that an `each` has made; none for another value."""
+    primitive = session.graph.producer.get(variable)
+    body = None if primitive is None else session.graph.primitives[primitive].body
+    return body.sources(session.variables) if isinstance(body, GatherBody) else ()
+
+
+def _made(session: ServerSession, variable: str, thoughts: Mapping[str, int]) -> Parts:
     """How a ready variable was generated.
 
     The value of a branch is made by the call that it took, whose variable is `taken`. For the list
@@ -71,18 +84,23 @@ def _made(session: ServerSession, variable: str) -> Parts:
     match primitive.body:
         case TakeBody(side=side) if side:
             yield "taken", side
-            inner = _made(session, side)
+            inner = _made(session, side, thoughts)
             yield from (part for part in inner if part is None or part[0] != "step_id")
         case GatherBody():
             listed = primitive.body.sources(session.variables)
-            yield from in_parts("items", (_item(session, one) for one in listed))
+            yield from in_parts("items", (_item(session, one, thoughts) for one in listed))
     yield "step_id", task.id
 
 
-def _item(session: ServerSession, variable: str | None) -> dict[str, Any] | None:
+def _item(
+    session: ServerSession, variable: str | None, thoughts: Mapping[str, int]
+) -> dict[str, Any] | None:
     if variable is None:
         return None
-    return {"semantic_var_id": variable, **whole(_made(session, variable))}
+    made = whole(_made(session, variable, thoughts))
+    tokens = thoughts.get(variable)
+    beside = {"reasoning_tokens": tokens} if tokens else {}
+    return {"semantic_var_id": variable, **made, **beside}
 
 
 def _generated(session: ServerSession, task: Task, variable: str) -> dict[str, Any]:
