@@ -7,12 +7,13 @@ KV cache holds the answer as the model wrote it, and what the server had compute
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+import re
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer
 
 from tests.llamacpp.test_published_templates import MARK, PUBLISHED, TEMPLATES
 from tests.null.asgi import Serve, Server
@@ -34,11 +35,10 @@ from weftline_server.prompt.answer_dialect import dialect_of
 from weftline_server.prompt.thinking_block import Thinking
 
 BLOCK = 16
-DOCS = Path(__file__).parents[2] / "docs"
 SHAPE = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
-    "vocab_size": 6000,
+    "vocab_size": 50_000,  # SmolLM2's, and the marks of a template
     "hidden_size": 64,
     "intermediate_size": 64,
     "num_hidden_layers": 1,
@@ -91,15 +91,16 @@ ROWS = {
 BEGINNINGS = {
     "openai-gpt-oss-120b": "<|channel|>final<|message|>",
     "CohereForAI-c4ai-command-r7b-12-2024-tool_use": "<|START_RESPONSE|>",
-    # WORDS open a block of thoughts.
-    "deepseek-ai-DeepSeek-V3.1": "</think>",
-    "deepseek-ai-DeepSeek-V3.2": "</think>",
-    "deepseek-ai-DeepSeek-V4": "</think>",
-    "openbmb-MiniCPM5-1B": "</think>",
 }
+# The thoughts of an answer of DIALECTS, up to what follows them.
+THOUGHTS = re.compile(
+    r"^.*?The user asks\.(\n?</think>\n*|</seed:think>\n|<\|END_THINKING\|>|<\|inner_suffix\|>"
+    r"|\n<channel\|>|<\|end\|><\|start\|>assistant)",
+    re.S,
+)
 AGAIN = "And is it warm in Oslo, or at least in Copenhagen?"
 WEATHER = {"type": "function", "function": {**SIGNATURE, "name": "weather"}}
-WORDS = {"enable_thinking": True, "thinking": True, "add_thoughts": True}
+WORDS = dict.fromkeys(("enable_thinking", "thinking", "add_thoughts"), True)
 # These write the name of a call, 24 random digits, in front of its result.
 NAMES_CALLS = ("moonshotai-Kimi-K2",)
 
@@ -147,11 +148,17 @@ class Talk:
     engine: ComputingEngine
     server: Server
     session: str
+    words: dict[str, bool] = field(default_factory=lambda: WORDS)
+
+    def without_thoughts(self, text: str) -> str:
+        """This answer of a model that does not think, or closes the block that its prompt opens."""
+        thinking = self.server.service.engines.model("marked").prompter.thinking(self.words)
+        return f"</think>\n\n{text}" if thinking is Thinking.OPEN else text
 
     async def answer(self, text: str, *messages: Any) -> Any:
         """The message of an answer that the model writes as `text`."""
         self.engine._answer = text
-        said = {"tools": [WEATHER], "session_id": self.session, "chat_template_kwargs": WORDS}
+        said = {"tools": [WEATHER], "session_id": self.session, "chat_template_kwargs": self.words}
         return (await chat(self.server, *messages, model="marked", **said))["choices"][0]["message"]
 
     async def filled(self) -> None:
@@ -171,30 +178,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return load_decoder(folder, "bfloat16", BLOCK, default_home() / "kernels", dummy=True)
 
 
-@pytest.fixture(scope="module")
-def words() -> Tokenizer:
-    """A tokenizer of 4,000 words of the documentation's pages, which is read in 10 ms."""
-    found = Tokenizer(models.BPE())
-    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    found.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=4000,
-        show_progress=False,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-    )
-    found.train([str(page) for page in DOCS.glob("*.md")], trainer)
-    return found
-
-
 @pytest.mark.parametrize("name", PUBLISHED)
 async def test_a_turn_computes_what_is_new(
-    name: str, serve: Serve, tmp_path: Path, model: Model, words: Tokenizer
+    name: str, serve: Serve, tmp_path: Path, model: Model, smollm2_directory: Path
 ) -> None:
-    """Of a family. Each conversation has a question of its own, so that none finds another's
-    prompt in the KV cache."""
+    """Of a family, whose marks are tokens beside SmolLM2's. Each conversation has a question of its
+    own, so that none finds another's prompt in the KV cache."""
     template = (TEMPLATES / f"{name}.jinja").read_text()
     dialect, marks = dialect_of(template), sorted(set(MARK.findall(template)))
-    found = Tokenizer.from_str(words.to_str())
+    found = Tokenizer.from_file(str(smollm2_directory / "tokenizer.json"))
     found.add_special_tokens([*(dialect.marks if dialect else ()), "<eos>"])
     found.add_tokens([AddedToken(one, normalized=False) for one in marks])
     found.save(str(path := tmp_path / "tokenizer.json"))
@@ -202,17 +194,23 @@ async def test_a_turn_computes_what_is_new(
     server = await serve(also={"marked": lambda: engine})
     await _behind_a_call(name, Talk(engine, server, await server.session()), keeps=True)
     await _behind_a_call(name, Talk(engine, server, await server.session()), keeps=False)
+    off = dict.fromkeys(WORDS, False)
+    await _behind_a_call(name, Talk(engine, server, await server.session(), off), keeps=True)
     await _behind_thoughts(name, Talk(engine, server, await server.session()))
 
 
 async def _behind_a_call(name: str, talk: Talk, keeps: bool) -> None:
-    """Whether the client keeps the thoughts before the call or not: the tool's result, and at most
-    MOST_COMPUTED tokens."""
-    asked = {"role": "user", "content": "Is it warm in Rome?" if keeps else "How warm is Rome?"}
+    """Whether the model thinks or not, and the client keeps the thoughts before the call or not:
+    the tool's result, and at most MOST_COMPUTED tokens."""
+    thinks = talk.words == WORDS
+    asked = {"role": "user", "content": f"Is it warm{' there' * thinks}{' in Rome' * keeps}?"}
     written = next(text for row, (*_, text) in DIALECTS.items() if row.startswith(ROWS[name]))
+    if not thinks:
+        written = talk.without_thoughts(THOUGHTS.sub("", written))
     made = await talk.answer(written, asked)
     await talk.filled()
     [call] = made["tool_calls"]
+    assert thinks or "reasoning_content" not in made
     if not keeps:
         made.pop("reasoning_content", None)
     await talk.answer("", asked, made, result_of(call["id"]))
@@ -231,9 +229,8 @@ async def _behind_thoughts(name: str, talk: Talk) -> None:
         "tool_calls": [{"id": "abcdef123", "type": "function", "function": call}],
     }
     turns = ({"role": "user", "content": "What about Rome?"}, planned, result_of("abcdef123"))
-    opens = Thinking.OPEN is PUBLISHED[name][1]
-    begin = "</think>\n\n" if opens else BEGINNINGS.get(name, "")
-    made = await talk.answer(f"{begin}It is warm in Rome.", *turns)
+    written = talk.without_thoughts(f"{BEGINNINGS.get(name, '')}It is warm in Rome.")
+    made = await talk.answer(written, *turns)
     assert made["content"].strip() == "It is warm in Rome." and "tool_calls" not in made
     await talk.filled()
     await talk.answer("", *turns, made, {"role": "user", "content": AGAIN})
