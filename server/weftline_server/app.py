@@ -58,8 +58,6 @@ from weftline_server.observe.advice.advisor import Advisor
 from weftline_server.observe.cost import Prices
 from weftline_server.observe.logs import CallLog
 from weftline_server.observe.metrics import CountRequests, Metrics
-from weftline_server.passes.plugins import UnknownPass
-from weftline_server.passes.plugins import load as plugins_named
 from weftline_server.runtime.driver import Driver
 from weftline_server.runtime.registry import Registry
 from weftline_server.runtime.service import Service
@@ -158,16 +156,9 @@ def _journal(
 
 
 def _driver(config: ServerConfig, engines: EngineMakers, journal: Journal | None) -> Driver:
-    """The driver of all sessions, with the dispatcher of all engines.
-
-    Raises InvalidRequest for a pass that no installed package offers.
-    """
+    """The driver of all sessions, with the dispatcher of all engines."""
     dispatcher = Dispatcher(engines, config.policy, without=config.without)
-    try:
-        plugins = plugins_named(config.passes)
-    except UnknownPass as error:
-        raise InvalidRequest(str(error), param="passes") from error
-    registry = Registry(config.registry, config.without, plugins, journal)
+    registry = Registry(config.registry, config.without, journal)
     return Driver(registry, dispatcher, config.without)
 
 

@@ -51,7 +51,6 @@ class ServerConfig:
     `policy` is `app` or `request`. `without` names the optimisations that are off, so that a
     benchmark can measure the gain of each; OPTIMISATIONS lists the names. `keys` maps an API key to
     its tenant. Without keys all clients are one tenant, and only a loopback host is allowed.
-    `passes` are the operator's own, by the names under which installed packages offer them.
     """
 
     host: str = "127.0.0.1"
@@ -59,7 +58,6 @@ class ServerConfig:
     policy: str = "app"
     without: frozenset[str] = frozenset()
     keys: dict[str, str] = field(default_factory=dict)
-    passes: tuple[str, ...] = ()  # of installed packages, by entry point, in their order
     max_body: int = 8 << 20  # bytes of a request
     metrics_tenant: str = ""  # who may read /metrics where there are several tenants
     max_calls: int = 10_000  # of one submit

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,18 +26,14 @@ from weftline.contract.steps import (
     Text,
     Until,
 )
-from weftline.errors import InvalidRequest
 from weftline_server import passes
-from weftline_server.app import create_app
-from weftline_server.commands import settings
 from weftline_server.graph.addition import Addition
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.primitive import Effects, Flow, Task
 from weftline_server.lowering.kinds import KINDS
 from weftline_server.lowering.kinds.prompt import task_of
 from weftline_server.passes import InvalidFindings
-from weftline_server.passes.plan import Changed, Findings, Plan
-from weftline_server.passes.plugins import GROUP, UnknownPass, load
+from weftline_server.passes.plan import Findings, Plan
 
 LINES = ({"op": "line_list"},)
 
@@ -267,80 +261,8 @@ def test_a_pass_may_not_leave_out_a_value() -> None:
     assert made.primitives[id].reads
 
 
-class Offered:
-    """An entry point as an installed package would declare it."""
-
-    def __init__(self, name: str, run: Any) -> None:
-        self.name, self._run = name, run
-
-    def load(self) -> Any:
-        if isinstance(self._run, Exception):
-            raise self._run
-        return self._run
-
-
-def test_an_operator_s_pass_that_fails_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One raises, one finds what the graph cannot take; each has one line in the log."""
-    looked: list[int] = []
-
-    def raises(graph: Graph, plan: Plan, changed: Changed) -> Findings:
-        looked.append(len(changed))
-        raise ZeroDivisionError("oh")
-
-    def invents(graph: Graph, plan: Plan, changed: Changed) -> Findings:
-        return Findings(group={"nobody": "g"})
-
-    def groups_all(graph: Graph, plan: Plan, changed: Changed) -> Findings:
-        return Findings(group=dict.fromkeys(changed, "all"))
-
-    offered = [
-        Offered("raises", raises),
-        Offered("invents", invents),
-        Offered("all", groups_all),
-        Offered("broken", ImportError("no module")),
-    ]
-    monkeypatch.setattr(
-        "weftline_server.passes.plugins.entry_points",
-        lambda group: offered if group == GROUP else [],
-    )
-    plugins = load(["raises", "invents", "all"])
-    made = advanced()
-    plan = Plan({})
-    with caplog.at_level(logging.WARNING, "weftline.passes"):
-        for _ in range(2):
-            passes.analyse(made, plan, made.primitives, plugins=plugins)
-            plan.depth.clear()
-    assert looked == [5, 5]
-    assert set(plan.group.values()) == {"all"} and len(plan.group) == 5
-    assert [record.getMessage()[:40] for record in caplog.records] == [
-        "the pass raises fails and changes nothin",
-        "the pass invents fails and changes nothi",
-    ]
-    assert caplog.records[0].exc_info and "in raises" in caplog.text  # the line that raised
-    for name, why in (("other", "no installed package offers"), ("broken", "cannot be imported")):
-        with pytest.raises(UnknownPass, match=why) as caught:
-            load([name])
-    assert type(caught.value.__cause__) is ImportError and "ImportError: no module" in caplog.text
-
-
 def test_a_placeholder_of_a_call_is_no_list() -> None:
     """A call that reads the list gets its text as it comes: that is another flow."""
     reader = call("answer", ("queries",))
     assert isinstance(reader.call and reader.call.placeholders[0], Placeholder)
     assert flows(graph(queries(), reader)) == {("queries", "answer"): "stream"}
-
-
-def test_a_pass_is_named_in_the_file_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installed package's pass runs if the configuration names it. An unknown name stops the
-    start."""
-    offered = [Offered("mine", lambda *given: Findings())]
-    monkeypatch.setattr("weftline_server.passes.plugins.entry_points", lambda group: offered)
-    file = tmp_path / "weftline.toml"
-    file.write_text('passes = ["mine", "yours"]')
-    config = settings.load(file, {}).server
-    assert config.passes == ("mine", "yours")
-    with pytest.raises(InvalidRequest, match="no installed package offers the pass 'yours'"):
-        create_app(config, {})
-    create_app(replace(config, passes=("mine",)), {})

@@ -137,8 +137,6 @@ def test_of_several_tools_the_longest_counts() -> None:
     assert pauses.expect("a", ("clock", "crawl")) == pytest.approx(20.0, rel=0.3)
     assert pauses.expect("b", ("crawl",)) == pytest.approx(UNKNOWN_PAUSE_S)
     assert pauses.expect("a", ()) is None
-    pauses.guess("book", 60.0)
-    assert pauses.expect("a", ("book",)) == pytest.approx(60.0)
     for number in range(MOST_TOOLS + 9):
         pauses.learn("c", (f"tool{number}",), 1.0)
     assert len(pauses._tools) == MOST_TOOLS

@@ -332,11 +332,6 @@ class JournalStore:
         ]
         return int((numbers[0] - numbers[1]) * numbers[2])
 
-    def faults(self) -> list[str]:
-        """What SQLite finds wrong with the file; empty for a sound one."""
-        found = [row[0] for row in self._db.execute("PRAGMA integrity_check(20)")]
-        return [] if found == ["ok"] else found
-
 
 def _locked(path: Path) -> int:
     """A lock that only this program has, until it ends. Raises InvalidRequest."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.primitive import Primitive
@@ -24,7 +24,6 @@ from weftline_server.passes.plan import (
     readers_of,
     verify,
 )
-from weftline_server.passes.plugins import Plugin
 from weftline_server.passes.prefixes import prefixes
 
 __all__ = [
@@ -33,7 +32,6 @@ __all__ = [
     "InvalidFindings",
     "Pass",
     "Plan",
-    "Plugin",
     "analyse",
     "apply",
     "consumers_first",
@@ -71,7 +69,6 @@ def analyse(
     plan: Plan,
     changed: Iterable[str],
     without: frozenset[str] = frozenset(),
-    plugins: Sequence[Plugin] = (),
 ) -> list[str]:
     """Bring `plan` up to date for the changed primitives and all that depend on them.
 
@@ -103,11 +100,6 @@ def analyse(
             if name not in without:
                 apply(graph, plan, once(graph, plan, fresh))
         _give_flows(graph, plan, fresh, without)
-        for plugin in plugins:
-            try:
-                apply(graph, plan, plugin.run(graph, plan, fresh))
-            except Exception as error:  # the operator's code: its errors end no application
-                plugin.complain(error)
     return list(found)
 
 

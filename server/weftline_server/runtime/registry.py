@@ -7,13 +7,12 @@ import hmac
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 
 from weftline.contract.errors import ServerRestarted, StorageFull, UnknownSession
 from weftline_server.journal.journal import Journal
-from weftline_server.passes import Plugin
 from weftline_server.runtime.closed_sessions import ClosedConfig, ClosedSessions
 from weftline_server.runtime.quotas import Quotas
 from weftline_server.session.budget import Budget
@@ -71,12 +70,10 @@ class Registry:
         self,
         config: RegistryConfig,
         without: frozenset[str] = frozenset(),
-        plugins: Sequence[Plugin] = (),
         journal: Journal | None = None,
     ) -> None:
         self._config = config
         self._without = without
-        self._plugins = plugins
         self.journal = journal
         self.quotas = Quotas(
             config.max_queued,
@@ -130,7 +127,7 @@ class Registry:
 
     def _made(self, id: str, tenant: str, now: float, stays: bool) -> ServerSession:
         budget = self._config.budget
-        return ServerSession(id, tenant, now, self._without, budget, stays, self._plugins)
+        return ServerSession(id, tenant, now, self._without, budget, stays)
 
     def _enter(self, session: ServerSession) -> None:
         tenant = session.tenant

@@ -6,13 +6,12 @@ Pure: every method returns the actions that follow from the change that it makes
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from weftline.contract.errors import BudgetExceeded, Cancelled, WeftlineError
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.growth import TakesItems
 from weftline_server.graph.primitive import Flow
-from weftline_server.passes import Plugin
 from weftline_server.session import events as ev
 from weftline_server.session.budget import Spent
 from weftline_server.session.burst import Burst
@@ -64,12 +63,10 @@ class IllegalMove(AssertionError):
 class Execution:
     """The tasks, primitives and variables of a session, and the moves between their states."""
 
-    def __init__(
-        self, without: frozenset[str], spent: Spent, plugins: Sequence[Plugin] = ()
-    ) -> None:
+    def __init__(self, without: frozenset[str], spent: Spent) -> None:
         self._spent = spent
         self.graph = Graph()
-        self.planning = Planning(self.graph, without, plugins)
+        self.planning = Planning(self.graph, without)
         self.variables: dict[str, SessionVariable] = {}
         self.tasks: dict[str, TaskRun] = {}
         self.primitives: dict[str, PrimitiveRun] = {}

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 from weftline.contract.protocol import Criterion
 from weftline_server.graph.graph import Graph
-from weftline_server.passes import Plan, Plugin, analyse, stricter
+from weftline_server.passes import Plan, analyse, stricter
 from weftline_server.session.reuse import Reuse
 
 
 class Planning:
     """Runs the passes over what has changed. An ended primitive keeps the plan that it has."""
 
-    def __init__(
-        self, graph: Graph, without: frozenset[str], plugins: Sequence[Plugin] = ()
-    ) -> None:
+    def __init__(self, graph: Graph, without: frozenset[str]) -> None:
         self.criteria: dict[str, Criterion] = {}  # variable → the strictest that a reader gave
         self._presumed: dict[str, Criterion] = {}  # variable → that of the get that sent its call
         self.plan = Plan(self.criteria, self._presumed)
         self.reuse = Reuse()
         self._graph = graph
         self._without = without  # passes that are switched off
-        self._plugins = plugins
         self._changed: dict[str, None] = {}  # primitives to plan anew, with all above them
         self._later: set[str] = set()  # new primitives that are planned when they are added again
         self._told: dict[str, tuple[int, Criterion, str]] = {}  # advice, until a primitive ends
@@ -94,7 +91,7 @@ class Planning:
         """Run the passes over what has changed. Return the primitives whose advice differs now."""
         if not self._changed:
             return []
-        planned = analyse(self._graph, self.plan, self._changed, self._without, self._plugins)
+        planned = analyse(self._graph, self.plan, self._changed, self._without)
         self._changed.clear()
         moved = []
         for id in planned:

@@ -7,12 +7,11 @@ same events give the same session.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any
 
 from weftline.contract.errors import Cancelled, UnknownCall, UnknownSession, UnknownVariable
-from weftline_server.passes import Plugin
 from weftline_server.session import events as ev
 from weftline_server.session.budget import Budget, Spent
 from weftline_server.session.client_values import give, refuse
@@ -47,7 +46,6 @@ class ServerSession:
         without: frozenset[str] = frozenset(),
         budget: Budget | None = None,
         stays: bool = True,
-        plugins: Sequence[Plugin] = (),
     ) -> None:
         self.id = id
         self.tenant = tenant
@@ -58,7 +56,7 @@ class ServerSession:
         self.touched = now  # when a client last named it
         self.ended: float | None = None  # when it was closed
         self.spent = Spent(budget or Budget())
-        self.execution = Execution(without, self.spent, plugins)
+        self.execution = Execution(without, self.spent)
         # What the execution has, and changes in place. These are no properties: each call of a
         # session reads them two dozen times.
         self.graph = self.execution.graph

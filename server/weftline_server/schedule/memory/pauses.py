@@ -62,11 +62,6 @@ class Pauses:
     def __init__(self) -> None:
         self._tools: dict[tuple[str, str], LogNormal] = {}  # the last one used is the last
         self._tenants: dict[str, LogNormal] = {}
-        self._guesses: dict[str, float] = {}
-
-    def guess(self, tool: str, seconds: float) -> None:
-        """Set the operator's estimate for a tool that was not observed yet."""
-        self._guesses[tool] = seconds
 
     def expect(self, tenant: str, tools: Iterable[str]) -> float | None:
         """The seconds until the longest of these tools has ended; None without a tool."""
@@ -95,4 +90,4 @@ class Pauses:
 
     def _of(self, tenant: str, tool: str, usual: float) -> float:
         known = self._tools.get((tenant, tool)) or LogNormal()
-        return known.expect(self._guesses.get(tool, usual))
+        return known.expect(usual)
