@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weftline_engine import api
+from weftline_engine.remote.common_tokens import common
 from weftline_engine.remote.llamacpp.answer_pace import AnswerPace
-from weftline_engine.remote.llamacpp.files import SavedFiles, common
+from weftline_engine.remote.llamacpp.files import SavedFiles
 from weftline_engine.remote.llamacpp.slots import LEAST_COPY, Seat, SlotBook, SlotCall
 from weftline_engine.remote.llamacpp.state_cut import StateCut, after_prompt, cut_of
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from weftline_engine.api import Op, Residency, Retention
-from weftline_engine.remote.llamacpp.files import SavedFiles, common
+from weftline_engine.remote.common_tokens import common
+from weftline_engine.remote.llamacpp.files import SavedFiles
 from weftline_engine.remote.llamacpp.state_cut import StateCut
 
 # A context that may be evicted counts as this share of one that the server keeps. A freed one

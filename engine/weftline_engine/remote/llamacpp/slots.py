@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from weftline_engine.api import Hints
 from weftline_engine.bookkeeping.schedule.sequence import Rank
 from weftline_engine.bookkeeping.schedule.step_order import rank, urgency
+from weftline_engine.remote.common_tokens import common
 from weftline_engine.remote.llamacpp.answer_pace import AnswerPace
-from weftline_engine.remote.llamacpp.files import SavedFiles, SavedState, common
+from weftline_engine.remote.llamacpp.files import SavedFiles, SavedState
 from weftline_engine.remote.llamacpp.slot_contexts import HeldTokens, SlotContexts
 from weftline_engine.remote.llamacpp.state_cut import StateCut, after_prompt
 

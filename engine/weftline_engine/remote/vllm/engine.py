@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -28,11 +29,13 @@ from weftline_engine.remote.openai.engine import (
 )
 from weftline_engine.remote.openai.remote import AnswerPiece, AnswerTimes, TokenCounts
 from weftline_engine.remote.openai.scheduling import EndpointScheduler, headers
+from weftline_engine.remote.prefix_cache.borders import Borders, Prompt
 from weftline_engine.remote.prefix_cache.engine import PrefixCacheEngine
 from weftline_engine.remote.tokenizer_probe import check_tokenizer
 from weftline_engine.remote.vllm.cache_size import gauge_names, kv_blocks, kv_tokens, ranks
 from weftline_engine.remote.vllm.config import VLLMConfig
 from weftline_engine.remote.vllm.host_memory import host_tokens
+from weftline_engine.remote.vllm.model_state import has_state
 from weftline_engine.remote.vllm.notes import HintSocket
 from weftline_engine.remote.vllm.vllm_child import Child
 from weftline_engine.transport import wire
@@ -70,6 +73,9 @@ class VLLMEngine(PrefixCacheEngine):
         self._model = ""
         self._priority = config.connect is None
         self._tells_times = False  # an answer tells the times of its phases
+        self._borders = Borders() if has_state(config.model) else None
+        # Fills of beginnings that several prompts have, by salt and tokens.
+        self._fills: dict[Prompt, asyncio.Task[int]] = {}
 
     async def start(self) -> api.Description:
         """Start vLLM, or connect to a running one, and describe it. Raises EngineDied."""
@@ -122,8 +128,9 @@ class VLLMEngine(PrefixCacheEngine):
         return await self._root.metrics()
 
     async def close(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
+        for task in (self._watch, *self._fills.values()):
+            if task is not None:
+                task.cancel()
         await super().close()
         if self._root is not None:
             await self._root.close()
@@ -162,6 +169,11 @@ class VLLMEngine(PrefixCacheEngine):
     async def _watch_child(self, child: Child) -> None:
         self._outbox.end(api.EngineDied(await child.wait()))
 
+    def _spawn(self, op: api.Op) -> None:
+        if self._borders is not None:
+            self._borders.add(op.tokens or (), op.salt)
+        super()._spawn(op)
+
     def _advise(self, verb: wire.Verb) -> None:
         """Pass the verb on to our scheduler. Another vLLM takes hints only with a request."""
         self._notes.send(verb)
@@ -170,6 +182,47 @@ class VLLMEngine(PrefixCacheEngine):
         await self.endpoint.post("/completions", self._fill_body(tokens, op))
 
     async def _pieces(self, op: api.Op) -> AsyncIterator[AnswerPiece]:
+        filled = 0 if self._borders is None else await self._at_border(self._borders, op)
+        async with aclosing(self._sent(op)) as pieces:
+            async for piece in pieces:
+                if filled and piece.counts is not None:
+                    cached = max(0, piece.counts.cached - filled)
+                    piece = replace(piece, counts=replace(piece.counts, cached=cached))
+                yield piece
+
+    async def _at_border(self, borders: Borders, op: api.Op) -> int:
+        """Fill what the op's prompt has in common with others, so that vLLM keeps the state there.
+        The tokens that were computed so for this op. All ops of a turn have been noted before."""
+        tokens, before = op.tokens or (), self._fills
+        place, is_first = borders.due(tokens, op.salt), False
+        if place:
+            border = op.salt, tokens[:place]
+            borders.add(tokens[:place], op.salt)
+            is_first = border not in before
+            if is_first:
+                before[border] = asyncio.create_task(self._fill_border(tokens[:place], op))
+                before[border].add_done_callback(lambda _: before.pop(border, None))
+        else:
+            border = op.salt, tokens[: borders.kept(tokens, op.salt)]
+        task = before.get(border)
+        if task is None:
+            return 0
+        await asyncio.wait({task})
+        return task.result() if is_first else 0
+
+    async def _fill_border(self, tokens: tuple[int, ...], op: api.Op) -> int:
+        """The tokens that were computed for a beginning."""
+        try:
+            answer = await self.endpoint.post("/completions", self._fill_body(tokens, op))
+        except EndpointError as error:
+            # Nothing to report: the call itself will get the same error.
+            if error.broken:
+                self._count_failure(str(error))
+            return 0
+        counts = counts_of(answer)
+        return len(tokens) - (0 if counts is None else counts.cached)
+
+    async def _sent(self, op: api.Op) -> AsyncGenerator[AnswerPiece]:
         tokens = op.tokens or ()
         if op.kind == api.Kind.FILL:
             answer = await self.endpoint.post("/completions", self._fill_body(tokens, op))
