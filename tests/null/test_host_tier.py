@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.null.test_memory import World, make_op, make_usage
@@ -13,8 +15,19 @@ from weftline_engine.pretend.virtual_time import VirtualLoop, run
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.schedule.memory.keeper import Want
 from weftline_server.schedule.memory.verbs import RetainContext
+from weftline_server.schedule.rounds import tokens_beside
 
 HOST = KvCosts(step_s=0.02, fill_s=1e-3, chunk=64, copy_s=1e-6, host_tokens=5000)
+
+
+def test_what_host_memory_holds_beside_the_cache() -> None:
+    """All of its copies, where contexts are copied one by one. vLLM copies each block, so its
+    copies are of the same contexts as its KV cache."""
+    engine = api.Description(model="m", kv_tokens=1000, kv_costs=HOST)
+    assert tokens_beside(engine) == 5000
+    assert tokens_beside(replace(engine, host_tokens=5000)) == 4000
+    assert tokens_beside(replace(engine, host_tokens=800, kv_costs=None)) == 0
+    assert tokens_beside(replace(engine, kv_costs=None)) == tokens_beside(None) == 0
 
 
 def text(number: int, blocks: int = 2) -> list[int]:

@@ -95,10 +95,11 @@ class Description:
     tokens are words it is WORDS and a number n. The words `w0`, `w1` and so on have the ids below
     n, and other words have OTHER_WORDS ids after them. `chat_template` is Jinja text of the model's
     publisher, never of a request. `context_limit` and `kv_tokens` count tokens,
-    `kv_bytes_per_token` bytes. Of an engine that has not measured its costs `host_tokens` tokens
-    fit into host memory. `node` names the machine of a remote engine. An engine that
-    `takes_messages` renders chats with a template of its own. `vocabulary` is the number of token
-    ids, None if unknown. `constraints` are the kinds of constraints that its outputs satisfy.
+    `kv_bytes_per_token` bytes. An engine that copies each block to host memory when it was
+    computed has room for `host_tokens` tokens there. `node` names the machine of a remote engine.
+    An engine that `takes_messages` renders chats with a template of its own. `vocabulary` is the
+    number of token ids, None if unknown. `constraints` are the kinds of constraints that its
+    outputs satisfy.
 
     `step_profile` is measured at start (Parrot's Figure 10). It has ascending pairs: the tokens in
     flight, and the seconds of a step in which all their sequences decode. It is empty if unknown.

@@ -195,6 +195,7 @@ class SimulatedEngine:
             chat_template=CHAT_TEMPLATE,
             context_limit=self.book.limits.context,
             kv_tokens=self.config.kv_tokens,
+            host_tokens=0 if config.host_order is None else config.host_tokens,
             max_running=self.config.max_running,
             device="simulated",
             vocabulary=self.book.limits.vocabulary,

@@ -232,7 +232,7 @@ class Memory:
 
     def admit(self, model: str, pool: int | None, now: float, host: int = 0) -> list[Verb]:
         """Admit applications of a model, as Gate.admit, to the `pool` of its engines and to the
-        tokens of their `host` memory.
+        `host` tokens that their host memory holds beside it.
 
         The contexts of applications that lose their place are evicted first. Where applications
         begin to wait for room, or enter and take the room of contexts of applications that are not

@@ -30,7 +30,8 @@ class OwnMemory:
         self._sizes: dict[str, tuple[int | None, int]] = {}
 
     def resize(self, model: str, own: int | None, host: int) -> None:
-        """Set the tokens of a model's engines, None if unknown, and those of their host memory."""
+        """Set the tokens of a model's engines, None if unknown, and those that their host
+        memory holds beside it."""
         self._sizes[model] = own, host
 
     def has_room(self, model: str, more: int = 0) -> bool:
