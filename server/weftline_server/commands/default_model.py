@@ -6,12 +6,15 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from weftline_engine.own.free_memory import available_bytes
-from weftline_engine.own.models.short_names import suggestion
+from weftline_engine.own.models.short_names import ShortName, suggestion
 
 _PATIENCE_S = 10.0  # for NVIDIA's tool, which waits for its driver
+LLAMA_SERVER, OLLAMA = "llama-server", "ollama"
+OLLAMA_URL, OF_OLLAMA = "http://127.0.0.1:11434", "qwen3:1.7b"
 TAKEN = (
     "no MODEL is given, so this serves SmolLM2-135M-Instruct, which is small enough for every "
     "machine and shows what the server does, but answers poorly"
@@ -20,18 +23,22 @@ TAKEN = (
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What decides which model a machine can serve. Without a GPU, `gpu_bytes` is 0."""
+    """What decides which model a machine can serve. Without a GPU, `gpu_bytes` is 0. `programs` are
+    the servers of models that are found on PATH.
+    """
 
     cores: int
     free_bytes: int
     gpu_bytes: int = 0
+    programs: tuple[str, ...] = ()
 
 
 def this_machine() -> Machine:
     """The cores that this process may use, the memory that is free, and the largest GPU's."""
     page_bytes = os.sysconf("SC_PAGE_SIZE")
     free = available_bytes() or page_bytes * os.sysconf("SC_AVPHYS_PAGES")
-    return Machine(len(os.sched_getaffinity(0)), free, _gpu_bytes())
+    programs = tuple(name for name in (LLAMA_SERVER, OLLAMA) if shutil.which(name))
+    return Machine(len(os.sched_getaffinity(0)), free, _gpu_bytes(), programs)
 
 
 def advice(machine: Machine) -> list[str]:
@@ -42,7 +49,20 @@ def advice(machine: Machine) -> list[str]:
     if better is None:
         return [TAKEN, f"{here}, too little for a larger model"]
     size = f"{better.gigabytes:.1f} GB to download"
-    return [TAKEN, f"{here}. For real answers ({size}): weftline serve {better.name}"]
+    said = f"{here}. For real answers ({size}): weftline serve {better.name}"
+    return [TAKEN, said, *_through(machine.programs, better)]
+
+
+def _through(programs: Collection[str], model: ShortName) -> Iterator[str]:
+    """How to serve through another server of models that is here. Ollama leaves out how a model is
+    quantised, and has no SmolLM3.
+    """
+    if LLAMA_SERVER in programs and model.source.endswith(".gguf"):
+        yield f"through llama-server: weftline serve {model.name} --engine llamacpp"
+    if OLLAMA in programs:
+        name = OF_OLLAMA if model.name.startswith("smollm3") else model.name.partition("-q")[0]
+        served = f"weftline serve {name} --connect {OLLAMA_URL}"
+        yield f"through Ollama, once its server runs: ollama pull {name} && {served}"
 
 
 def _gpu_bytes() -> int:

@@ -10,6 +10,8 @@ from weftline_engine.own.models import DEFAULT_MODEL, for_stream, resolve
 from weftline_engine.own.models.short_names import short_names
 from weftline_server.commands.tables import aligned
 
+DEFAULT_GB = 0.10  # of the default model's wheel
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -28,7 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the model's directory to standard output. Progress goes to standard error."""
     if args.list:
-        rows = [(one.name, f"{one.gigabytes:.2f}", one.source) for one in short_names()]
+        rows = [("smollm2", f"{DEFAULT_GB:.2f}", DEFAULT_MODEL)]
+        rows += [(one.name, f"{one.gigabytes:.2f}", one.source) for one in short_names()]
         print(aligned(("name", "GB", "from"), rows, right=("GB",)))
         return 0
     directory = resolve(args.model, progress=for_stream(), direct=True)
