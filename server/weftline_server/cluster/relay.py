@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from starlette.responses import JSONResponse, Response
 
 from weftline.contract.errors import EngineUnavailable, KeyReused, WeftlineError
+from weftline_server.cluster.missed import MISS, RelayAttempt
 from weftline_server.cluster.peer_client import (
     ELSEWHERE,
     LOOK,
@@ -37,37 +37,8 @@ if TYPE_CHECKING:
 
     from weftline_server.cluster.cluster_member import ClusterMember
 
-Elsewhere = NotHere | SessionMoved | Draining  # what another server may answer
-
-_MISS = "weftline.miss"  # where a route says what it misses
 OURS = "s_"  # how the ids begin that a server has chosen
 POLL_S = 0.05  # between two looks for a session that moves
-
-
-@dataclass(slots=True)
-class _Attempt:
-    """A request as it is handled here: the messages of its body, why another server may have to
-    answer it, and whether the records of its session were read for it.
-    """
-
-    messages: list[Message] = field(default_factory=list)
-    missed: Elsewhere | None = None
-    was_viewed: bool = False
-
-
-class Missed(Response):
-    """No response: it tells the relay that another server may answer the request."""
-
-    def __init__(self, error: Elsewhere) -> None:
-        super().__init__()
-        self._error = error
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        attempt = scope.get(_MISS)
-        if attempt is None:  # no other server may have it
-            await error_response(self._error, scope["path"])(scope, receive, send)
-        else:
-            attempt.missed = self._error
 
 
 class SessionRelay:
@@ -94,7 +65,7 @@ class SessionRelay:
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._member.assure()
-        attempt, until = _Attempt(), time.monotonic() + self._member.patience_s
+        attempt, until = RelayAttempt(), time.monotonic() + self._member.patience_s
         to = self._peers.passed_to(scope)
         is_passed = to is not None
         if is_passed and to != self._member.number:
@@ -123,12 +94,12 @@ class SessionRelay:
                 return
             _check(until)
 
-    async def _here(self, attempt: _Attempt, request: Passing, is_passed: bool) -> None:
+    async def _here(self, attempt: RelayAttempt, request: Passing, is_passed: bool) -> None:
         """Handle the request at this server. The metrics have the first scope, and see its route
         there.
         """
         attempt.missed = None
-        first, again = request.scope, {**request.scope, _MISS: attempt}
+        first, again = request.scope, {**request.scope, MISS: attempt}
         if is_passed:  # the server between may die, and the client comes back
             again[GRACE] = self._member.patience_s
 
@@ -194,7 +165,7 @@ class SessionRelay:
             await asyncio.sleep(POLL_S)
             _check(until)
 
-    async def _by_session(self, missed: NotHere, attempt: _Attempt, request: Passing) -> bool:
+    async def _by_session(self, missed: NotHere, attempt: RelayAttempt, request: Passing) -> bool:
         """Whether the request was passed to the owner of its session. False is to try again here.
 
         Raises the error of the route where there is no such session.

@@ -25,7 +25,7 @@ from weftline_engine.api import Engine
 from weftline_engine.own.models import DEFAULT_MODEL
 from weftline_engine.transport.tcp.join_gate import JoinGate
 from weftline_server.app import create_app
-from weftline_server.cluster.ray import ray_replicas, ray_servers
+from weftline_server.cluster.ray import ray_replicas
 from weftline_server.cluster.ray.ray_replicas import ClusterConfig
 from weftline_server.commands import (
     coding_agents,
@@ -313,7 +313,10 @@ def _run_servers(
     joins = None if args.engines_on is None else address(args.engines_on)
     placing = ray_replicas.from_arguments(args)
     if placing is not None:
-        fleet = ray_servers.RayServers(settings, placing, specs, args.words, key())
+        # Its HTTP client takes 0.1 s of every start.
+        from weftline_server.cluster.ray.ray_servers import RayServers
+
+        fleet = RayServers(settings, placing, specs, args.words, key())
         return asyncio.run(fleet.run(until_stdin_closes=args.until_stdin_closes))
     if joins is not None:
         key()  # each server needs it
