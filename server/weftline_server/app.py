@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -20,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 from weftline.contract.errors import InvalidRequest, WeftlineError
 from weftline.contract.protocol import PROTOCOL_VERSION
 from weftline_engine.api import Engine
-from weftline_server.cluster.missed import Elsewhere, Missed
+from weftline_server.cluster.relay_attempt import Elsewhere, Missed
 from weftline_server.config import ServerConfig
 from weftline_server.extras import install
 from weftline_server.http import (
@@ -37,7 +36,7 @@ from weftline_server.http.anthropic.error_forms import error_form, is_messages
 from weftline_server.http.direct import add_routes
 from weftline_server.http.guard import Connections
 from weftline_server.http.idempotency import Idempotency
-from weftline_server.http.json_bodies import DEFINITIONS, error_response
+from weftline_server.http.json_bodies import error_response, with_bodies
 from weftline_server.http.openai import (
     completions,
     conversation_routes,
@@ -211,7 +210,8 @@ class _Application(FastAPI):
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
-            self.openapi_schema = describe(super().openapi(), copy.deepcopy(DEFINITIONS))
+            document = super().openapi()
+            self.openapi_schema = describe(document, with_bodies(document))
         return self.openapi_schema
 
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from starlette.responses import JSONResponse, Response
 
 from weftline.contract.errors import EngineUnavailable, KeyReused, WeftlineError
-from weftline_server.cluster.missed import MISS, RelayAttempt
 from weftline_server.cluster.peer_client import (
     ELSEWHERE,
     LOOK,
@@ -24,6 +23,7 @@ from weftline_server.cluster.peer_client import (
     after,
     moving,
 )
+from weftline_server.cluster.relay_attempt import MISS, RelayAttempt
 from weftline_server.cluster.route import Route, key_route, route
 from weftline_server.http.idempotency import KEY
 from weftline_server.http.json_bodies import error_response

@@ -313,7 +313,7 @@ def _run_servers(
     joins = None if args.engines_on is None else address(args.engines_on)
     placing = ray_replicas.from_arguments(args)
     if placing is not None:
-        # Its HTTP client takes 0.1 s of every start.
+        # The HTTP client of this module takes 0.1 s of a start.
         from weftline_server.cluster.ray.ray_servers import RayServers
 
         fleet = RayServers(settings, placing, specs, args.words, key())

@@ -138,15 +138,35 @@ def has_body(request: Request) -> bool:
 
 
 def schema(kind: type, *, required: bool = True) -> dict[str, Any]:
-    """`openapi_extra` of a route whose body is a `kind`; its parts go to `DEFINITIONS`."""
-    made = _adapter(kind).json_schema(ref_template="#/components/schemas/{model}")
-    for name, part in made.pop("$defs", {}).items():
-        assert DEFINITIONS.setdefault(name, part) == part, f"two types are called {name}"
-    content = {"application/json": {"schema": made}}
+    """`openapi_extra` of a route whose body is a `kind`.
+
+    The schema is named here, and made by `with_bodies` when somebody asks for the document: all of
+    them take a tenth of a server's start.
+    """
+    _adapter(kind)  # which the first request would wait for
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    _BODIES[name] = kind
+    content = {"application/json": {"schema": {"$ref": name}}}
     return {"requestBody": {"required": required, "content": content}}
 
 
-DEFINITIONS: dict[str, Any] = {}  # OpenAPI's components/schemas: the parts of all bodies, by name
+_BODIES: dict[str, type] = {}  # by their full names
+
+
+def with_bodies(document: dict[str, Any]) -> dict[str, Any]:
+    """Put the schemas of the bodies into OpenAPI's `document`; return the parts of all of them, by
+    name."""
+    definitions: dict[str, Any] = {}
+    operations = (one for path in document["paths"].values() for one in path.values())
+    for operation in operations:
+        for content in operation.get("requestBody", {}).get("content", {}).values():
+            adapter = _adapter(_BODIES[content["schema"]["$ref"]])
+            made = adapter.json_schema(ref_template="#/components/schemas/{model}")
+            for name, part in made.pop("$defs", {}).items():
+                assert definitions.setdefault(name, part) == part, f"two types are called {name}"
+            content["schema"] = made
+    return definitions
+
 
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}  # cached: making one takes milliseconds
 
