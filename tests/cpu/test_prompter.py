@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from weftline.errors import ContextTooLong, InvalidRequest
 from weftline_engine.api import Description
@@ -122,3 +123,23 @@ def test_nearly_all_of_a_long_text_is_stable(prompter: Prompter) -> None:
     whole = prompter.payload(PromptBefore("", (RenderedMessage("user", text + " nine"),))).tokens
     assert whole is not None and whole[: len(stable)] == stable
     assert len(whole) - len(stable) < 16
+
+
+@pytest.mark.parametrize(
+    ("known", "stable"),
+    [
+        ("hi<mark>", 2),  # nothing can follow that would be a part of it
+        ("hi<mark>and", 2),
+        ("hi<open>", 0),  # <open><shut> is a token, too
+        ("hi<half|", 0),  # and so is |end>, which may begin with the end of this one
+    ],
+)
+def test_a_mark_is_stable_unless_it_may_be_a_part_of_another(
+    known: str, stable: int, smollm2_directory: Path, tmp_path: Path
+) -> None:
+    """Whatever follows, the ids up to a mark of the template stay."""
+    found = Tokenizer.from_file(str(smollm2_directory / "tokenizer.json"))
+    found.add_tokens(["<mark>", "<open>", "<open><shut>", "<half|", "|end>"])
+    found.save(str(path := tmp_path / "tokenizer.json"))
+    made = Prompter(Description(model="m", tokenizer=str(path), chat_template=None))
+    assert len(made.stable_prefix(PromptBefore(known + HOLE), HOLE)) == stable
