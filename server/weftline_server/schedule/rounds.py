@@ -182,7 +182,7 @@ def tokens_beside(told: api.Description | None) -> int:
 
     An engine that copies each block when it was computed has the contexts of its KV cache in host
     memory, too. With the sum of both, simulated coding agents on host memory for two thirds of
-    their contexts ended 0.90 times as many sessions.
+    their contexts ended 0.374 and 0.384 sessions a minute in two runs, in place of 0.383 to 0.428.
     """
     if told is None:
         return 0
