@@ -12,7 +12,8 @@ from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from weftline_engine.own.models.gguf_tokenizer import read_tokenizer
-from weftline_engine.own.models.gguf_vocabulary import SPLITS
+from weftline_engine.own.models.gguf_vocabulary import SPLITS, WHOLE, Vocabulary
+from weftline_engine.own.models.gguf_vocabulary import byte_pairs as tokenizer_of
 from weftline_engine.own.models.llama_gguf import metadata_of
 
 NORMAL, CONTROL, OF_USER, BYTE = 1, 3, 4, 6
@@ -81,9 +82,18 @@ def test_it_is_that_of_transformers(architecture: str, pre: str | None, tmp_path
     expected["added_tokens"] = [one for one in expected["added_tokens"] if one["id"] < size]
     if expected["model"]["unk_token"] not in expected["model"]["vocab"]:
         expected["model"]["unk_token"] = None
+    expected["model"]["ignore_merges"] = pre in WHOLE  # transformers leaves it out
     for part in expected:
         assert ours[part] == expected[part], part
     assert found.template == theirs.chat_template
     assert found.special == {name: str(one) for name, one in theirs.special_tokens_map.items()}
     for text in TEXTS:
         assert found.tokenizer.encode(text).ids == theirs(text).input_ids
+
+
+@pytest.mark.parametrize(("pre", "tokens"), [("llama-bpe", ["Ġabc"]), ("qwen2", ["Ġa", "b", "c"])])
+def test_a_word_of_the_vocabulary_is_one_token(pre: str, tokens: list[str]) -> None:
+    """Llama 3's vocabulary has words to which no merges lead. Of a Qwen such a word is cut."""
+    words = [*bytes_to_unicode().values(), "Ġa", "Ġabc"]
+    vocabulary = Vocabulary(words, [NORMAL] * len(words), [], ["Ġ a"])
+    assert tokenizer_of(vocabulary, pre).encode(" abc").tokens == tokens

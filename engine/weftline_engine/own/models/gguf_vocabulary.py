@@ -37,6 +37,9 @@ SPLITS: Mapping[str, str] = {
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
     "gpt-4o": _GPT4O,
 }
+# The pre-tokenizers whose parts of a text are one token where the vocabulary has that token, also
+# where no merges lead to it (`ignore_merges` in the publishers' tokenizer.json).
+WHOLE = frozenset({"llama3", "llama-v3", "llama-bpe", "lfm2", "tekken"})
 # Control tokens that a family's tokenizer has where the vocabulary does.
 _OF_GPT2 = ("<|endoftext|>",)
 _OF_LLAMA = ("<unk>", "<s>", "</s>")
@@ -66,7 +69,14 @@ def byte_pairs(vocabulary: Vocabulary, pre_tokenizer: str) -> Tokenizer:
         for number, one in enumerate(vocabulary.tokens)
     }
     merges = [_pair(merge) for merge in vocabulary.merges]
-    model = BPE(ids, merges, continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False)
+    model = BPE(
+        ids,
+        merges,
+        continuing_subword_prefix="",
+        end_of_word_suffix="",
+        fuse_unk=False,
+        ignore_merges=pre_tokenizer in WHOLE,
+    )
     tokenizer = Tokenizer(model)
     tokenizer.decoder = decoders.ByteLevel()
     split = SPLITS.get(pre_tokenizer)
