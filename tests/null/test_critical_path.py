@@ -104,6 +104,21 @@ async def test_a_follower_is_told_each_change_once(serve: Serve) -> None:
     assert (glance["glance"]["phase"], list(end), follower.is_over) == ("done", ["ended_s"], True)
 
 
+async def test_a_task_that_ends_while_it_is_told_is_told_again(serve: Serve) -> None:
+    """The session goes on while a message is sent. The next look tells what has ended meanwhile."""
+    server = await serve()
+    id = await server.session()
+    await server.submit(id, call("reply", "{{input:q}} {{output:x}}", q="q", x="x"))
+    follower = Follower(server.service.registry.find(TENANT, id))
+    changes = follower.changes(time.monotonic())
+    assert [task["state"] for task in next(changes)["tasks"]] == ["waiting"]
+    await server.http.put(f"/v1/session/{id}/variable/q", json={"value": "why?"})
+    assert (await server.get(id, "x")).status_code == 200
+    list(changes)
+    told = list(follower.changes(time.monotonic()))
+    assert [task["state"] for one in told for task in one.get("tasks", ())] == ["done"]
+
+
 async def test_a_large_session_is_told_in_pieces(serve: Serve) -> None:
     """No message holds more tasks than can be written in one turn of the event loop."""
     server = await serve()

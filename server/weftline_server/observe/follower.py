@@ -54,8 +54,9 @@ class Follower:
         moved = [run for run, told in list(self._live.values()) if _look(run) != told]
         for at in range(0, len(moved), MOST):
             runs = moved[at : at + MOST]
-            yield {"tasks": [self._view(run) for run in runs], "now_s": now - session.opened}
-            self._note(runs)
+            views = [self._view(run) for run in runs]
+            self._note(runs)  # at once: the session goes on while the message is sent
+            yield {"tasks": views, "now_s": now - session.opened}
         if grown:
             self._links = links_of(session)
             yield {"edges": list(self._links.views())}
