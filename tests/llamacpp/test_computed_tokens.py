@@ -101,6 +101,9 @@ THOUGHTS = re.compile(
 AGAIN = "And is it warm in Oslo, or at least in Copenhagen?"
 WEATHER = {"type": "function", "function": {**SIGNATURE, "name": "weather"}}
 WORDS = dict.fromkeys(("enable_thinking", "thinking", "add_thoughts"), True)
+# An answer has more than twice MOST_COMPUTED tokens, so that one that is computed again is seen.
+LONG = "They ask how warm it is, and I cannot know that, so I look it up. " * 4
+PLACE = "Rome and the towns on the hills around it and the coast from Ostia down to Anzio " * 3
 # These write the name of a call, 24 random digits, in front of its result.
 NAMES_CALLS = ("moonshotai-Kimi-K2",)
 
@@ -207,6 +210,7 @@ async def _behind_a_call(name: str, talk: Talk, keeps: bool) -> None:
     written = next(text for row, (*_, text) in DIALECTS.items() if row.startswith(ROWS[name]))
     if not thinks:
         written = talk.without_thoughts(THOUGHTS.sub("", written))
+    written = written.replace("The user asks.", LONG).replace("Rome", PLACE)
     made = await talk.answer(written, asked)
     await talk.filled()
     [call] = made["tool_calls"]
