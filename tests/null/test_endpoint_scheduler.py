@@ -60,6 +60,32 @@ async def test_a_name_that_no_header_can_hold_is_left_out(tmp_path: Path) -> Non
         assert not {"x-session-id", "x-admin"} & endpoint.headers[-1].keys()
 
 
+def _place(scheduler: EndpointScheduler, hints: Hints) -> int:
+    found = fields(scheduler, replace(chat(), hints=hints))["priority"]
+    assert isinstance(found, int)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("more", "tools", "told"),
+    [
+        ({}, False, {}),
+        ({}, True, {"speculative_prefill": True}),
+        ({"expected_output": 48}, False, {"osl": 48}),
+    ],
+)
+def test_dynamo_is_told_what_follows(
+    more: dict[str, Any], tools: bool, told: dict[str, Any]
+) -> None:
+    """The likely length of the output, and that the next prompt continues a turn with tools."""
+    op = replace(chat(), hints=replace(HINTS, **more))
+    assert op.chat is not None
+    op = replace(op, chat=replace(op.chat, tools=({"type": "function"},) if tools else ()))
+    found = fields(EndpointScheduler.DYNAMO, op)["nvext"]["agent_hints"]
+    assert found == {"priority": 80, **told}
+    assert fields(EndpointScheduler.VLLM, op) == {"priority": 270}
+
+
 SOME = st.builds(
     Hints,
     turn=st.floats(-1000.0, 10**7),
@@ -71,7 +97,7 @@ SOME = st.builds(
 def test_both_numbers_have_the_order_of_the_servers_queue(one: Hints, other: Hints) -> None:
     """Who goes first in the server goes first at vLLM and SGLang; rounding may make a tie."""
     first, last = sorted((one, other), key=lambda hints: hints.turn)
-    low, high = (fields(EndpointScheduler.VLLM, hints)["priority"] for hints in (first, last))
+    low, high = (_place(EndpointScheduler.VLLM, hints) for hints in (first, last))
     assert low <= high
-    low, high = (fields(EndpointScheduler.SGLANG, hints)["priority"] for hints in (last, first))
+    low, high = (_place(EndpointScheduler.SGLANG, hints) for hints in (last, first))
     assert low <= high

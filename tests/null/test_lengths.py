@@ -236,11 +236,13 @@ async def test_the_scheduler_plans_with_what_was_learned(serve: Serve, learns: b
     planned: list[int] = []
     works: list[int] = []
     said: list[Clues | None] = []
+    hinted: list[int | None] = []
     enqueue = dispatcher.enqueue
 
     def seen(work: Any) -> None:
         planned.append(work.tokens)
         said.append(work.clues)
+        hinted.append(work.op.hints.expected_output)
         session = server.driver.registry.by_id(work.primitive.session)
         assert session is not None
         works.append(session.graph.primitives[work.primitive.primitive].output)
@@ -253,6 +255,7 @@ async def test_the_scheduler_plans_with_what_was_learned(serve: Serve, learns: b
     less = [planned[0] - one for one in planned]
     assert less == [0] * told + [396 if learns else 0] * 2
     assert works == [400] * told + [4 if learns else 400] * 2
+    assert hinted == [None] * told + [4 if learns else None] * 2
     metrics = (await server.http.get("/metrics")).text
     shown = 'weftline_predicted_outputs_error_tokens{of="bound"} 396.0'
     assert (shown in metrics) is learns

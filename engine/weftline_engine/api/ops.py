@@ -148,7 +148,8 @@ class Hints:
     or the first `kept_tokens` of it. `waited` is the seconds that the op was in the server's queue.
     `traceparent` is the op's span (W3C Trace Context), for engines that pass it on. `unread` says
     that nobody reads the text before it is complete, so it may be sent in long parts. A `footprint`
-    is for an engine that several servers use.
+    is for an engine that several servers use. The output will likely have `expected_output` tokens,
+    if that is known.
     """
 
     application: str = ""
@@ -166,6 +167,7 @@ class Hints:
     traceparent: str = ""
     unread: bool = False
     footprint: Footprint | None = None
+    expected_output: int | None = None
 
 
 THOUGHTS = "reasoning_content"  # of an assistant's message, in servers with more than OpenAI's API

@@ -30,7 +30,7 @@ from weftline_server.runtime.length_clues import clues
 from weftline_server.runtime.prompts import body_of, parts_before, tokenised, tokenised_now
 from weftline_server.runtime.workers import Workers
 from weftline_server.schedule.engines.member import Work
-from weftline_server.schedule.lengths import Lengths
+from weftline_server.schedule.lengths import Clues, Expected, Lengths
 from weftline_server.schedule.turns import Pace
 from weftline_server.session import events as ev
 from weftline_server.session.session import ServerSession
@@ -100,6 +100,10 @@ class PromptRunner(Runner):
             text_form = constraint_on_text(body_of(primitive).output)
             sampling = replace(sampling, constraint=text_form)
         salt = self._salt(session.tenant)
+        known, expected = self._foretell(session, primitive, size, sampling.max_tokens)
+        advice = hints(session, primitive, self._pace)
+        if expected is not None:
+            advice = replace(advice, expected_output=expected.likely)
         op = api.Op(
             id=str(id),
             attempt=attempt.number,
@@ -112,13 +116,9 @@ class PromptRunner(Runner):
             salt=salt,
             open=attempt.is_open,
             references=references(session, primitive) if prompter.description.drafts else (),
-            hints=hints(session, primitive, self._pace),
+            hints=advice,
         )
         queued = queued_at(session, primitive, attempt, now)
-        known, expected = None, None
-        if self._lengths is not None and is_free(body_of(primitive).output):
-            known = clues(body_of(primitive), size, session)
-            expected = self._lengths.expect(salt, known, sampling.max_tokens)
         most = sampling.max_tokens if expected is None else expected.most
         shared = prefixes(payload.tokens, salt) if self._affinity else ()
         means = meanings(session, primitive) if self._affinity else ()
@@ -135,6 +135,15 @@ class PromptRunner(Runner):
             clues=known,
             expected=None if expected is None else expected.most,
         )
+
+    def _foretell(
+        self, session: ServerSession, primitive: Primitive, size: int, most: int
+    ) -> tuple[Clues | None, Expected | None]:
+        """What tells the length of an output behind `size` tokens, and the length, if known."""
+        if self._lengths is None or not is_free(body_of(primitive).output):
+            return None, None
+        known = clues(body_of(primitive), size, session)
+        return known, self._lengths.expect(self._salt(session.tenant), known, most)
 
     def fill(self, session: ServerSession, primitive: Primitive, tokens: tuple[int, ...]) -> api.Op:
         """The op that computes the beginning of a later prompt, after all calls."""

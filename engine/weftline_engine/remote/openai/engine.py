@@ -136,7 +136,7 @@ class OpenAIEngine(RemoteEngine):
                 body["reasoning_effort"] = op.sampling.effort
         else:
             body["prompt"] = op.text
-        return body | fields(self._config.endpoint_scheduler, op.hints)
+        return body | fields(self._config.endpoint_scheduler, op)
 
 
 async def served(

@@ -1,4 +1,4 @@
-"""Puts an op's place in the plan into the request fields of the endpoint's own scheduler."""
+"""Puts what the server knows of an op into the hints that the endpoint's own scheduler takes."""
 
 from __future__ import annotations
 
@@ -20,22 +20,29 @@ class EndpointScheduler(StrEnum):
     DYNAMO = "dynamo"
 
 
-def fields(scheduler: EndpointScheduler, hints: Hints) -> dict[str, Any]:
-    """Return the fields of a request's body that hold the op's place in the queue.
+def fields(scheduler: EndpointScheduler, op: Op) -> dict[str, Any]:
+    """Return the fields of a request's body that hold the op's place in the queue, and for Dynamo
+    what it will be followed by. docs/engines.md has the table of hints.
 
     vLLM and SGLang always start the op with the first number, so they get the time of its turn, and
     an old op is overtaken for a bounded time only. In Dynamo a higher number goes first, and its
     router ages ops itself. It gets the seconds by which the op goes ahead of one whose turn is
-    AHEAD_S after its application came.
+    AHEAD_S after its application came. It also gets the expected length of the output, and computes
+    the beginning of the next prompt behind a turn that may call tools.
     """
+    hints = op.hints
     match scheduler:
         case EndpointScheduler.VLLM:
             return {"priority": _place(hints)}
         case EndpointScheduler.SGLANG:  # a higher number goes first
             return {"priority": -_place(hints)}
         case EndpointScheduler.DYNAMO:
-            ahead = round(AHEAD_S - (hints.turn - hints.arrival))
-            return {"nvext": {"agent_hints": {"priority": ahead}}}
+            told: dict[str, Any] = {"priority": round(AHEAD_S - (hints.turn - hints.arrival))}
+            if hints.expected_output is not None:
+                told["osl"] = hints.expected_output
+            if op.chat is not None and op.chat.tools:
+                told["speculative_prefill"] = True
+            return {"nvext": {"agent_hints": told}}
         case EndpointScheduler.NONE:
             return {}
 

@@ -46,7 +46,7 @@ def _common(op: api.Op, tokens: tuple[int, ...], facts: SGLangFacts) -> dict[str
     if op.hints.application:
         body["session_id"] = op.hints.application
     if facts.priorities:
-        place = fields(EndpointScheduler.SGLANG, op.hints)["priority"]
+        place = fields(EndpointScheduler.SGLANG, op)["priority"]
         body["priority"] = -place if facts.low_first else place
     return body
 
