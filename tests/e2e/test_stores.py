@@ -1,4 +1,4 @@
-"""One contract for the tables of all stores: memory, sqlite, LanceDB, and a real PostgreSQL."""
+"""One contract for the tables of all stores: memory, sqlite and a real PostgreSQL."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_the_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert [type(spec) for spec in specs] == [
         *[EmbedderSpec] * 3,
         *[RerankerSpec] * 3,
-        *[StoreSpec] * 3,
+        *[StoreSpec] * 2,
     ]
     assert {spec.store for spec in specs if isinstance(spec, StoreSpec)} == set(Store) - {"memory"}
     monkeypatch.setenv("DOCS_DSN", "postgresql://")
