@@ -20,7 +20,8 @@ POLL_S = 0.005  # how long the proxy's end may take; the default is half a secon
 class Recording:
     """The requests: method, path and JSON body, in order. `url` is the proxy's address.
 
-    `headers` has those of each request. The path of a request that asks for any other server, as
+    `headers` has those of each request. Heartbeats are passed on and not recorded, because they
+    come by the clock. The path of a request that asks for any other server, as
     of a proxy, is a whole address.
     """
 
@@ -64,10 +65,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _pass_on(self) -> None:
         proxy = self.server
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        with proxy.recording.lock:
+        if not self.path.endswith("/heartbeat"):
             sent = json.loads(body) if body else None
-            proxy.recording.requests.append((self.command, self.path, sent))
-            proxy.recording.headers.append({k.lower(): v for k, v in self.headers.items()})
+            with proxy.recording.lock:
+                proxy.recording.requests.append((self.command, self.path, sent))
+                proxy.recording.headers.append({k.lower(): v for k, v in self.headers.items()})
         asked = urlsplit(self.path)._replace(scheme="", netloc="").geturl()
         where = "/nowhere" if self.path == proxy.refused else asked
         if proxy.client.is_closed:  # an open connection may outlive the block
