@@ -6,6 +6,9 @@ and returns its text. The recipe applies `tier` to each of its chains:
     plain        ChatWeftline as any chat model: rendered messages
     swapped      the same program; the server knows templates, values and edges
     accelerated  accelerate(chain): LangChain runs unchanged, and the server has begun
+
+Without arguments of `weftline serve` the recipe takes the model that is best for this machine if it
+was pulled, and else the small one, whose texts mean little.
 """
 
 from __future__ import annotations
@@ -24,6 +27,9 @@ import httpx2
 from langchain_weftline import ChatWeftline, accelerate
 from weftline.delay import delayed
 from weftline.local import local_server
+from weftline_engine.own.models import DEFAULT_MODEL, cached
+from weftline_engine.own.models.short_names import suggestion
+from weftline_server.commands.default_model import this_machine
 
 Tier = Callable[[Any], Any]
 Build = Callable[[ChatWeftline, Tier], Callable[[], str]]
@@ -38,6 +44,12 @@ _COUNTED = {
     "round trips": r'weftline_http_requests_total\{method="POST",route="/v1/\S*} (\S+)',
     "cached tokens": r"weftline_prompt_cached_tokens_total\{.*\} (\S+)",
 }
+
+
+MEANING = (
+    "calls: those of the model. round trips: requests to the server, which is {rtt:g} ms away. "
+    "cached tokens: those of prompts that were in the KV cache. seconds: of the whole program."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +106,29 @@ def compare(
     return found
 
 
+def best_model() -> str:
+    """The model that this machine is advised to serve, if it was pulled; else the small one."""
+    here = this_machine()
+    best = suggestion(here.cores, here.free_bytes, here.gpu_bytes)
+    if best is not None and cached(best.source, direct=True) is not None:
+        return best.name
+    return DEFAULT_MODEL
+
+
 def main(build: Build) -> None:
     """Run a recipe from the command line."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rtt-ms", type=float, default=0.0, help="a round trip to the server")
+    parser.add_argument(
+        "--rtt-ms",
+        type=float,
+        default=250.0,
+        help="a round trip to the server (default: 250, as to a hosted model)",
+    )
     parser.add_argument("server", nargs="*", help="arguments of `weftline serve`")
     args = parser.parse_args()
-    found = compare(build, *args.server, rtt_s=args.rtt_ms / 1e3)
+    server = args.server or [best_model()]
+    found = compare(build, *server, rtt_s=args.rtt_ms / 1e3)
+    print(MEANING.format(rtt=args.rtt_ms))
     print(f"{'':12}" + "".join(f"{what:>15}" for what in (*_COUNTED, "seconds")))
     for name, result in found.items():
         counts = "".join(f"{count:>15}" for count in result.counts.values())

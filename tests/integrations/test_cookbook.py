@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.integrations.conftest import StartServer
+from weftline_engine.own.models import DEFAULT_MODEL
+from weftline_engine.own.models.short_names import suggestion
+from weftline_server.commands.default_model import Machine
 
 RECIPES = Path(__file__).parents[2] / "cookbook" / "langchain"
 PROGRAMS = ("map_reduce", "refine", "router", "evaluator", "rag", "send", "coders", "copilot")
@@ -18,7 +21,7 @@ MAX_LINES = 60
 # Calls of the program, and its round trips plain and accelerated. What is sent ahead ends where a
 # step of the client decides.
 EXPECTED = {
-    "map_reduce": (7, 7, 1),
+    "map_reduce": (6, 6, 1),
     "refine": (8, 8, 1),
     "router": (6, 6, 2),
     "evaluator": (8, 8, 4),
@@ -89,3 +92,17 @@ def test_the_delaying_proxy_ends_without_a_warning(url: str) -> None:
         timeout=100,
     )
     assert (done.stdout, done.stderr) == ("200\n", "")
+
+
+def test_a_recipe_takes_the_best_model_that_is_here(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nothing is downloaded for it."""
+    compare = import_module("compare")
+    monkeypatch.setenv("WEFTLINE_HOME", str(tmp_path))
+    monkeypatch.setattr(compare, "this_machine", lambda: Machine(cores=4, free_bytes=16 << 30))
+    assert compare.best_model() == DEFAULT_MODEL
+    monkeypatch.setattr(compare, "cached", lambda source, direct: tmp_path)
+    best = suggestion(4, 16 << 30)
+    assert best is not None and best.name != DEFAULT_MODEL
+    assert compare.best_model() == best.name
