@@ -22,7 +22,7 @@ def test_the_next_step_is_planned_before_the_last_ones_tokens(
     order is that of the priorities. The empty steps come where the answers are complete and their
     tokens are not there: vLLM finds out only then that places are free.
     """
-    path = os.pathsep.join((str(ROOT / "engine"), str(ROOT)))
+    path = os.pathsep.join((str(ROOT / "engine"), str(ROOT / "client"), str(ROOT)))
     program = [vllm_python, str(Path(__file__).with_name("asynchronous_plan.py"))]
     done = subprocess.run(
         [*program, str(smollm2_directory)],

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(900)
 @pytest.fixture(scope="session")
 def found(smollm2_directory: Path, vllm_python: str) -> dict[str, Any]:
     """What the program has printed."""
-    path = os.pathsep.join((str(ROOT / "engine"), str(ROOT)))
+    path = os.pathsep.join((str(ROOT / "engine"), str(ROOT / "client"), str(ROOT)))
     program = [vllm_python, str(Path(__file__).with_name("gpu_paths.py"))]
     done = subprocess.run(
         [*program, str(smollm2_directory)],

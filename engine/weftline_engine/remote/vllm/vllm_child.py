@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
+import weftline
 import weftline_engine
 from weftline_engine.api import EngineDied
 from weftline_engine.own.free_memory import available_bytes
@@ -102,8 +103,8 @@ class Child(ChildServer):
     def _environment(self, ours: bool, on_cpu: bool) -> dict[str, str]:
         """Our environment without our key and without paths that lead to our packages.
 
-        With `ours` there is one path, to a folder that has only this package. `on_cpu` adds
-        settings for the machine's cores and memory.
+        With `ours` there is one path, to a folder that has only the two packages that our scheduler
+        imports. `on_cpu` adds settings for the machine's cores and memory.
         """
         without = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "WEFTLINE_API_KEY")
         found = {key: value for key, value in os.environ.items() if key not in without}
@@ -115,6 +116,7 @@ class Child(ChildServer):
         if ours:
             site = self._folder / "site"
             site.mkdir()
-            (site / "weftline_engine").symlink_to(weftline_engine.__path__[0])
+            for package in (weftline, weftline_engine):
+                (site / package.__name__).symlink_to(package.__path__[0])
             found |= {"PYTHONPATH": str(site), NOTES: str(self._folder / "notes")}
         return found
