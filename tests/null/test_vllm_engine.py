@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -11,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.null.endpoints import Endpoint, answer, streams
@@ -495,3 +499,21 @@ async def test_ranks_that_are_not_named_are_told_of(
     async with started(tmp_path, of_ranks(BUSY % (0, 0.0))):
         [line] = [one for one in caplog.messages if "data-parallel" in one]
         assert line.startswith("vLLM has 2 data-parallel ranks and chooses one for each call")
+
+
+def test_vllms_process_has_what_our_scheduler_imports(tmp_path: Path) -> None:
+    """Frames and their types import there with msgspec alone, which vLLM has."""
+    child = Child(VLLMConfig(model=tmp_path, engine_python=sys.executable))
+    child._folder = tmp_path
+    found = child._environment(ours=True, on_cpu=False)["PYTHONPATH"]
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "msgspec").symlink_to(Path(msgspec.__file__).parent)
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", "import weftline_engine.transport.wire as w; print(w)"],
+        env={"PYTHONPATH": os.pathsep.join((found, str(theirs))), "PYTHONSAFEPATH": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert found in done.stdout, done.stderr
