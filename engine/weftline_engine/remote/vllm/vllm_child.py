@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-import weftline
 import weftline_engine
+from weftline.contract import vectors
 from weftline_engine.api import EngineDied
 from weftline_engine.own.free_memory import available_bytes
 from weftline_engine.remote.openai.child import ChildProgram, ChildServer
@@ -116,7 +117,8 @@ class Child(ChildServer):
         if ours:
             site = self._folder / "site"
             site.mkdir()
-            for package in (weftline, weftline_engine):
-                (site / package.__name__).symlink_to(package.__path__[0])
+            # That of the client has the type of vectors, which frames carry.
+            for package in (Path(vectors.__file__).parents[1], Path(weftline_engine.__path__[0])):
+                (site / package.name).symlink_to(package)
             found |= {"PYTHONPATH": str(site), NOTES: str(self._folder / "notes")}
         return found
