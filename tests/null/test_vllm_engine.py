@@ -331,7 +331,10 @@ def test_a_child_copies_contexts_into_so_much_host_memory(tmp_path: Path) -> Non
     words = config.command(tmp_path, ours=True, on_cpu=False, host_gib=1.5)
     told = json.loads(words[words.index("--kv-transfer-config") + 1])
     assert told["kv_connector"] == "OffloadingConnector"
-    assert told["kv_connector_extra_config"]["cpu_bytes_to_use"] == 3 << 29
+    more = told["kv_connector_extra_config"]
+    assert more["cpu_bytes_to_use"] == 3 << 29
+    found = more["cache_policy_module_path"], more["eviction_policy"]
+    assert ".".join(found) == "weftline_engine.remote.vllm.host_policy.NextUsePolicy"
 
 
 @pytest.mark.parametrize(
@@ -360,11 +363,12 @@ async def test_a_vllm_on_gpus_takes_half_of_the_free_memory(
     child = Child(
         VLLMConfig(model=tmp_path, engine_python="python", host_kv_gib=given, vllm_arguments=words)
     )
-    assert child._host_gib("0.32.0", on_cpu=False) == taken
-    said = f"vLLM copies contexts into {taken:g} GiB of host memory (--host-kv-gib 0 switches"
-    assert (said in capsys.readouterr().err) is (taken > 0)
-    assert child._host_gib("0.32.0", on_cpu=True) == 0
-    assert child._host_gib("0.29.0", on_cpu=False) == (given or 0) * (not words)
+    for ours, first in ((True, "what is read last"), (False, "what was used least recently")):
+        assert child._host_gib("0.32.0", on_cpu=False, ours=ours) == taken
+        said = f"vLLM copies contexts into {taken:g} GiB of host memory, which drops {first} first"
+        assert (said in capsys.readouterr().err) is (taken > 0)
+    assert child._host_gib("0.32.0", on_cpu=True, ours=True) == 0
+    assert child._host_gib("0.29.0", on_cpu=False, ours=False) == (given or 0) * (not words)
 
 
 def test_the_tokens_that_fit_into_host_memory(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """A program for vLLM's interpreter: what our scheduler plans where a GPU's vLLM differs.
 
 `python gpu_paths.py MODEL` prints JSON: the CUDA graphs of its steps and of vLLM's own, what a
-worker process would get, and the steps of requests whose keys and values come from host memory.
+worker process would get, the steps of requests whose keys and values come from host memory, and
+what full host memory drops.
 """
 
 from __future__ import annotations
@@ -24,14 +25,18 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from tests.vllm.asynchronous_plan import BLOCK, computed, created, request
-from weftline_engine.api import Retention
+from weftline_engine.api import Hints, Retention
+from weftline_engine.remote.vllm.config import offloading
 from weftline_engine.remote.vllm.reloads import ReloadCosts
 from weftline_engine.remote.vllm.scheduler import WeftlineScheduler
 from weftline_engine.remote.vllm.versions import SCHEDULER
+from weftline_engine.transport import wire
 
 ANSWERS = (2, 3, 4, 5, 6)  # tokens of five requests: batches of five, four, three, two and one
 FILE_TOKENS = 4 * BLOCK
 MOST_STEPS = 12
+GIB = 1 << 30
+PAGE = 4096  # bytes of host memory that a block takes at least
 
 
 def planned(scheduler: Scheduler) -> list[SchedulerOutput]:
@@ -84,12 +89,11 @@ def crossing(model: str) -> dict[str, Any]:
 class Offloading:
     """Our scheduler with vLLM's connector to host memory, and a worker that copies at once."""
 
-    def __init__(self, model: str, blocks: int) -> None:
-        transfer = KVTransferConfig(
-            kv_connector="OffloadingConnector",
-            kv_role="kv_both",
-            kv_connector_extra_config={"cpu_bytes_to_use": 1 << 24},
-        )
+    def __init__(
+        self, model: str, blocks: int, *, host_blocks: int = 4096, ours: bool = True
+    ) -> None:
+        gib = host_blocks * PAGE / GIB
+        transfer = KVTransferConfig(**offloading(gib, ours=ours))
         scheduler = created(model, blocks=blocks, transfer=transfer)
         assert isinstance(scheduler, WeftlineScheduler)
         self.scheduler = scheduler
@@ -103,6 +107,10 @@ class Offloading:
         sampling = SamplingParams(max_tokens=2, ignore_eos=True, extra_args=extra)
         self.scheduler.add_request(Request(name, tokens, sampling, None, block_hasher=self._hasher))
 
+    def tell(self, *verbs: wire.Verb) -> None:
+        """The server's verbs, which the scheduler hears before the next step."""
+        self.scheduler._notes._verbs.extend(verbs)
+
     def run(self) -> list[tuple[dict[str, int], int]]:
         """Plan and compute until nothing is left: the tokens of each step, and its loads."""
         steps = []
@@ -110,6 +118,13 @@ class Offloading:
             steps.append(self._step())
         self._step()  # what has ended is stored in the step after
         return steps
+
+    def loadable(self, tokens: list[int]) -> int:
+        """How many tokens of this prompt are in host memory."""
+        connector = self.scheduler.connector.connector_scheduler
+        asked = Request("asked", tokens, SamplingParams(), None, block_hasher=self._hasher)
+        connector.on_new_request(asked)
+        return int(connector.get_num_new_matched_tokens(asked, 0)[0])
 
     def _step(self) -> tuple[dict[str, int], int]:
         step = self.scheduler.schedule()
@@ -133,6 +148,23 @@ def reloaded(model: str) -> list[tuple[dict[str, int], int]]:
     assert story.scheduler.reset_prefix_cache()
     story.add("second", [*file, *range(8)])
     return story.run()
+
+
+def dropped(model: str, *, ours: bool) -> dict[str, int]:
+    """Contexts of four blocks each, and host memory for eleven. The first agent comes back soon,
+    the second in ten minutes, and the third has ended when the fourth one is copied.
+
+    The tokens of each that could be loaded afterwards.
+    """
+    story = Offloading(model, 40, host_blocks=11, ours=ours)
+    files = {name: list(range(at, at + FILE_TOKENS)) for at, name in enumerate("abcd", 1)}
+    for name, pause_s in (("a", 1.0), ("b", 600.0), ("c", 2.0), ("d", 3.0)):
+        story.add(name, files[name])
+        story.run()
+        story.tell(wire.Update(name, Hints(expected_pause=pause_s)))
+        if name == "c":
+            story.tell(wire.Free("c"))
+    return {name: story.loadable([*file, 0]) for name, file in files.items()}
 
 
 def crowded(model: str) -> tuple[list[tuple[dict[str, int], int]], int]:
@@ -180,6 +212,7 @@ def main(model: str) -> None:
         "crossing": crossing(model),
         "reloaded": reloaded(model),
         "crowded": crowded(model),
+        "dropped": {"ours": dropped(model, ours=True), "LRU": dropped(model, ours=False)},
         "fast": weighed(model, 0.1),
         "slow": weighed(model, 9.0),
     }

@@ -65,6 +65,15 @@ def test_keys_and_values_come_back_from_host_memory(found: dict[str, Any]) -> No
     assert found["reloaded"] == [[{}, 1], [{"second": 8}, 0], [{"second": 1}, 0]]
 
 
+def test_full_host_memory_drops_what_is_read_last(found: dict[str, Any]) -> None:
+    """An ended context first, and of the furthest one its end. vLLM by itself drops the first
+    agent's, which comes back first."""
+    assert found["dropped"] == {
+        "ours": {"a": 64, "b": 48, "c": 0, "d": 64},
+        "LRU": {"a": 0, "b": 48, "c": 64, "d": 64},
+    }
+
+
 def test_kept_contexts_give_way_to_a_request_that_was_loaded(found: dict[str, Any]) -> None:
     """Its load took the last free blocks. It holds them while it waits, and stands in another queue
     of vLLM's."""

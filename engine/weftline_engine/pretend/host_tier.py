@@ -2,17 +2,18 @@
 
 Each block is copied out when it was computed, and copied back before a request that begins with it
 starts. Copies out run beside the steps. A full memory drops the least recently used block, as vLLM
-does, or the block that will be read last (`HostOrder`).
+does by itself, or the block that will be read last (`HostOrder`).
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain, islice
 
 from weftline_engine.api import Op
+from weftline_engine.bookkeeping.kv.read_order import ReadOrder
 from weftline_engine.bookkeeping.kv.tree import ContextTree, Node
 
 Key = int  # a hash of a block's tokens and of all tokens before them
@@ -36,79 +37,58 @@ def keys(salt: str, tokens: Sequence[int], size: int) -> list[Key]:
 
 
 class HostTier:
-    """Which blocks are in host memory, at most `blocks` of them.
-
-    The server keeps some contexts there. By NEXT_USE the blocks of the others are dropped first,
-    then those of the kept context that is read last.
-    """
+    """Which blocks are in host memory, at most `blocks` of them. In the order LRU nothing is known
+    of contexts."""
 
     def __init__(self, blocks: int, order: HostOrder) -> None:
         self._most = blocks
-        self._order = order
-        self._held: OrderedDict[Key, None] = OrderedDict()  # the least recently used first
-        self._left: dict[str, list[Key]] = {}  # the blocks of contexts
-        self._kept: dict[str, float] = {}  # when they will be read
-        self._keepers: Counter[Key] = Counter()  # how many kept contexts have a block
-        self._expected: dict[str, float] = {}
+        self._knows = order is HostOrder.NEXT_USE
+        self._order: ReadOrder[Key] = ReadOrder()
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._order)
 
     def found(self, wanted: Sequence[Key], behind: int) -> int:
         """How many blocks in a row are held, from number `behind` on."""
         for count, key in enumerate(wanted[behind:]):
-            if key not in self._held:
+            if key not in self._order:
                 return count
         return max(0, len(wanted) - behind)
 
-    def use(self, read: Sequence[Key]) -> None:
+    def use(self, read: Sequence[Key], now: float) -> None:
         """Note a use of a text's blocks. The last block of a text is dropped first."""
-        for key in reversed(read):
-            if key in self._held:
-                self._held.move_to_end(key)
+        self._order.use(read, now)
 
-    def store(self, context: str, written: Sequence[Key], now: float) -> None:
-        """Copy the blocks of a context out."""
-        self.free(context)
-        self._left[context] = list(written)
+    def store(self, context: str, application: str, written: Sequence[Key], now: float) -> None:
+        """Copy the blocks of a context out. Its own are dropped last, because the server has not
+        said yet when they will be read."""
         for key in written:
-            self._held[key] = None
-        self.use(written)
-        self._drop(frozenset(written), now)
+            if key not in self._order:
+                self._order.add(key, now)
+        self._order.use(written, now)
+        if self._knows:
+            self._order.leave(context, application, written)
+        too_many = len(self._order) - self._most
+        if too_many > 0:
+            own = frozenset(written)
+            others = (key for key in self._order.first(now) if key not in own)
+            for key in list(islice(chain(others, reversed(written)), too_many)):
+                self._order.remove(key)
 
     def expect(self, context: str, at: float) -> None:
         """Note when a context will be read."""
-        if context in self._left:
-            self._expected[context] = at
-            if context in self._kept:
-                self._kept[context] = at
+        if self._knows:
+            self._order.expect(context, at)
 
-    def keep(self, context: str, now: float) -> None:
-        """Keep a context whose room on the device others need."""
-        if context in self._left and context not in self._kept:
-            self._kept[context] = self._expected.get(context, now)
-            self._keepers.update(self._left[context])
+    def drop(self, context: str) -> None:
+        """Nobody will read the copy of a context."""
+        if self._knows:
+            self._order.drop(context)
 
     def free(self, context: str) -> None:
         """Nobody will read the context again."""
-        written = self._left.pop(context, [])
-        self._expected.pop(context, None)
-        if self._kept.pop(context, None) is not None:
-            self._keepers.subtract(written)
-
-    def _drop(self, newest: frozenset[Key], now: float) -> None:
-        """Drop what is too much. The server has not said yet whether to keep the newest blocks."""
-        if self._order is HostOrder.NEXT_USE and len(self._held) > self._most:
-            others = [key for key in self._held if self._keepers[key] <= 0 and key not in newest]
-            for key in others[: len(self._held) - self._most]:
-                del self._held[key]
-            # As in the cache of the device, a read that is overdue counts like one to come.
-            for context in sorted(self._kept, key=lambda one: -abs(self._kept[one] - now)):
-                for key in reversed(self._left[context]):
-                    if len(self._held) > self._most and self._keepers[key] == 1:
-                        self._held.pop(key, None)
-        while len(self._held) > self._most:
-            self._held.popitem(last=False)
+        if self._knows:
+            self._order.free(context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +160,7 @@ class Loader:
         tokens = op.tokens or ()
         nodes = tree.match(tree.root(op.salt), tokens[:-1], tree.step + 1).nodes
         wanted = keys(op.salt, tokens[:-1], size)
-        self._tier.use(wanted)
+        self._tier.use(wanted, now)
         count = self._tier.found(wanted, len(nodes))
         if not count:
             return HostLoad(op, (), (), (), now)

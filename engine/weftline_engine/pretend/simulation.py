@@ -298,8 +298,9 @@ class SimulatedEngine:
             await asyncio.wait_for(self._wake.wait(), wait_s)
 
     def _retain(self, context: str, retention: api.Retention) -> None:
+        if self._tier is not None and retention is api.Retention.DROP:
+            self._tier.drop(context)
         if self._tier is not None and retention is api.Retention.SWAP:
-            self._tier.keep(context, self._clock())
             retention = api.Retention.EVICTABLE  # what was computed has been copied
         self.book.retain(context, retention)
 
@@ -327,7 +328,8 @@ class SimulatedEngine:
             context = live.context
             if context.ready:
                 blocks = keys(context.salt, context.tokens, self.config.block_size)
-                self._tier.store(context.id, blocks, self._clock())
+                application = live.op.hints.application
+                self._tier.store(context.id, application, blocks, self._clock())
 
     def _note_times(self, sampling: Sequence[Live]) -> None:
         """Note how long each answer has waited for its next token."""

@@ -10,7 +10,7 @@ from typing import Any
 from weftline_engine.remote.openai.breaker import BreakerConfig
 from weftline_engine.remote.openai.endpoint import EndpointConfig
 from weftline_engine.remote.prefix_cache.event_feed import EventAddresses
-from weftline_engine.remote.vllm.versions import HOST_CONNECTOR, SCHEDULER
+from weftline_engine.remote.vllm.versions import HOST_CONNECTOR, HOST_POLICY, SCHEDULER
 from weftline_engine.remote.vllm.vllm_settings import VLLMSettings
 
 # Tokens of a KV block of a vLLM that computes on the CPU; by itself it takes 128. A prompt that
@@ -95,7 +95,7 @@ class VLLMConfig(VLLMSettings):
             }
             options["--kv-events-config"] = json.dumps(published)
         if host_gib:
-            options["--kv-transfer-config"] = json.dumps(offloading(host_gib))
+            options["--kv-transfer-config"] = json.dumps(offloading(host_gib, ours=ours))
         if on_cpu:
             options["--block-size"] = str(CPU_BLOCK)
         if self.tensor_parallel > 1:
@@ -110,10 +110,17 @@ class VLLMConfig(VLLMSettings):
         ]
 
 
-def offloading(gib: float) -> dict[str, Any]:
+def offloading(gib: float, *, ours: bool = False) -> dict[str, Any]:
     """The settings of vLLM's own connector, which copies blocks to host memory and back. Its KV
-    events then name the tokens of what it has copied."""
-    more = {"cpu_bytes_to_use": round(gib * (1 << 30)), "self_describing_kv_events": True}
+    events then name the tokens of what it has copied. With `ours` full host memory drops what is
+    read last, else what was used least recently."""
+    more: dict[str, Any] = {
+        "cpu_bytes_to_use": round(gib * (1 << 30)),
+        "self_describing_kv_events": True,
+    }
+    if ours:
+        module, _, name = HOST_POLICY.rpartition(".")
+        more |= {"eviction_policy": name, "cache_policy_module_path": module}
     return {
         "kv_connector": HOST_CONNECTOR,
         "kv_role": "kv_both",

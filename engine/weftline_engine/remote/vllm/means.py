@@ -102,9 +102,16 @@ MEANS = (
         "as it was started",
     ),
     VLLMMeans(
+        "what full host memory drops first",
+        ("eviction_policy", "cache_policy_module_path"),
+        "what is read last",
+        "LRU",
+        "as it was started",
+    ),
+    VLLMMeans(
         "`kv_transfer_params` of a request",
         ("kv_transfer_params", "max_offload_tokens"),
-        "`max_offload_tokens`",
+        "its context, `max_offload_tokens`",
         "no",
         "no",
     ),

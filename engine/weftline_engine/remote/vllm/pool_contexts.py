@@ -99,10 +99,10 @@ class PrefixContexts:
             if retention is Retention.DROP or (retention is Retention.SWAP and self._copies):
                 self._evict_first(left)
 
-    def advise(self, context: str, pause_s: float | None) -> None:
-        """Note that a context will be read again in `pause_s` seconds; None if that is unknown."""
+    def advise(self, context: str, pause_s: float) -> None:
+        """Note that a context will be read again in `pause_s` seconds."""
         left = self._left.get(context)
-        if left is not None and left.pinned is None and pause_s is not None and pause_s >= LONG_S:
+        if left is not None and left.pinned is None and pause_s >= LONG_S:
             self._evict_first(left)
 
     def free(self, context: str) -> None:

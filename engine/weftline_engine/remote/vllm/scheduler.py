@@ -8,8 +8,9 @@ things:
 - contexts that the server keeps, for a next call or behind a tool call, stay in the KV cache;
 - contexts that nobody will read are evicted first.
 
-With vLLM's connector to host memory it changes a fifth: contexts are copied, and copied back, where
-that takes no longer than computing them again (`reloads`).
+With vLLM's connector to host memory it changes two more: contexts are copied, and copied back,
+where that takes no longer than computing them again (`reloads`), and host memory keeps what is read
+soonest (`host_policy`).
 
 The server's hints come over a unix socket whose path is in WEFTLINE_NOTES. vLLM does not promise
 its scheduler's interface, so other versions of vLLM than those in `versions` are refused.
@@ -33,6 +34,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.version import __version__
 
 from weftline_engine.remote.vllm.call_ledger import CallLedger
+from weftline_engine.remote.vllm.host_policy import APPLICATION, CONTEXT, policy_of
 from weftline_engine.remote.vllm.pool_contexts import PrefixContexts
 from weftline_engine.remote.vllm.reloads import ReloadCosts
 from weftline_engine.remote.vllm.versions import HOST_CONNECTOR, NOTES, is_known, refusal
@@ -79,6 +81,7 @@ class WeftlineScheduler(Scheduler):
         self._ledger = CallLedger()
         copies = self.connector is not None
         self._contexts = PrefixContexts(self.kv_cache_manager.block_pool, copies=copies)
+        self._copies = policy_of(self.connector)
         self._reloads: ReloadCosts | None = None
         transfer = self.vllm_config.kv_transfer_config
         if transfer is not None and transfer.kv_connector == HOST_CONNECTOR:
@@ -93,7 +96,7 @@ class WeftlineScheduler(Scheduler):
             op = _extra(request, "weftline_op")
             tokens = request.all_token_ids
             self._ledger.add(request.request_id, op, tokens, request.priority, time.monotonic())
-            self._limit_copies(request)
+            self._name_copies(request)
         super().add_request(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
@@ -128,12 +131,12 @@ class WeftlineScheduler(Scheduler):
 
     def _free_blocks(self, request: Request) -> None:
         """Called by vLLM for a request that has ended."""
-        context = _extra(request, "weftline_context")
+        context = _extra(request, CONTEXT)
         if context is not None:
             pool = self.kv_cache_manager.block_pool
             groups = self.kv_cache_manager.get_blocks(request.request_id).blocks
             blocks = (one for group in groups for one in group if one.pool is pool)
-            self._contexts.leave(context, _extra(request, "weftline_application") or "", blocks)
+            self._contexts.leave(context, _extra(request, APPLICATION) or "", blocks)
         self._ledger.end(request.request_id)
         if self._reloads is not None:
             self._reloads.ended(request.request_id)
@@ -151,14 +154,16 @@ class WeftlineScheduler(Scheduler):
         self._reloads.begun(request.request_id, tokens, time.monotonic())
         return tokens, waits
 
-    def _limit_copies(self, request: Request) -> None:
-        """Let the connector copy nothing of a request that is too short to be worth a load."""
+    def _name_copies(self, request: Request) -> None:
+        """Tell the connector whose copies these are. Of a request that is too short to be worth a
+        load it copies nothing."""
         if self._reloads is None:
             return
+        params: dict[str, Any] = {one: _extra(request, one) for one in (CONTEXT, APPLICATION)}
         longest = request.num_prompt_tokens + request.max_tokens
         if longest < self._reloads.least(len(self.running)):
-            params = {"max_offload_tokens": 0, **(request.kv_transfer_params or {})}
-            request.kv_transfer_params = params
+            params["max_offload_tokens"] = 0
+        request.kv_transfer_params = {**params, **(request.kv_transfer_params or {})}
 
     def _prompt_tokens(self, output: SchedulerOutput) -> int:
         """The prompt tokens of a planned step, which vLLM counts as computed already."""
@@ -170,15 +175,20 @@ class WeftlineScheduler(Scheduler):
         return found
 
     def _hear(self) -> None:
+        keepers = [one for one in (self._contexts, self._copies) if one is not None]
         for verb in self._notes.heard():
             match verb:
                 case wire.Update(op, hints):
                     self._ledger.hint(op, hints)
-                    self._contexts.advise(op, hints.expected_pause)
+                    if hints.expected_pause is not None:
+                        for one in keepers:
+                            one.advise(op, hints.expected_pause)
                 case wire.Retain(context, retention):
-                    self._contexts.retain(context, retention)
+                    for one in keepers:
+                        one.retain(context, retention)
                 case wire.Free(context):
-                    self._contexts.free(context)
+                    for one in keepers:
+                        one.free(context)
 
     def _put_in_order(self) -> None:
         """Give each request its place as vLLM's priority, and sort the queues by it anew."""

@@ -11,6 +11,8 @@ NOTES = "WEFTLINE_NOTES"
 SCHEDULER = "weftline_engine.remote.vllm.scheduler.WeftlineScheduler"
 # vLLM's own connector, which copies blocks to host memory and back.
 HOST_CONNECTOR = "OffloadingConnector"
+# Which of its copies it drops. Both versions take a class of another package for that.
+HOST_POLICY = "weftline_engine.remote.vllm.host_policy.NextUsePolicy"
 
 # Prints the name and the version of the package. vLLM is published under two names. Importing it
 # would take seconds; its metadata does not.

@@ -52,13 +52,13 @@ class Child(ChildServer):
             )
         if ours:
             await self.notes.listen(self._folder / "notes")
-        self.host_gib = self._host_gib(version, on_cpu)
+        self.host_gib = self._host_gib(version, on_cpu, ours)
         command = self._config.command(
             self._folder, ours=ours, on_cpu=on_cpu, host_gib=self.host_gib
         )
         return command, self._environment(ours, on_cpu)
 
-    def _host_gib(self, version: str, on_cpu: bool) -> float:
+    def _host_gib(self, version: str, on_cpu: bool, ours: bool) -> float:
         """The GiB of host memory that vLLM copies contexts to, which are said at the start. By
         default a version that was not checked copies none. Its arguments may name a connector of
         the operator's."""
@@ -68,9 +68,10 @@ class Child(ChildServer):
         usual = usual_gib(available_bytes()) if is_known(version) else 0
         found = usual if given is None else given
         if found:
+            first = "what is read last" if ours else "what was used least recently"
             print(
-                f"vLLM copies contexts into {found:g} GiB of host memory "
-                "(--host-kv-gib 0 switches that off)",
+                f"vLLM copies contexts into {found:g} GiB of host memory, which drops {first} "
+                "first (--host-kv-gib 0 switches that off)",
                 file=sys.stderr,
             )
         return found

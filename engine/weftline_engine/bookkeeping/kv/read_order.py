@@ -1,0 +1,176 @@
+"""The order in which blocks leave host memory: those that nobody will read, then the furthest read.
+
+This module is pure and is told the time. The simulated engine uses it, and the cache policy in
+vLLM's process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+
+# Contexts that are remembered. Of the oldest it is forgotten when it will be read.
+MOST_CONTEXTS = 4096
+
+
+@dataclass(slots=True, eq=False)
+class HeldBlock:
+    """A block that was last used at second `used`. `application` is the first one that had it.
+
+    `holders` contexts have the block, and of `readers` of them it is known when they will be read.
+    """
+
+    used: float
+    application: str = ""
+    is_shared: bool = False  # contexts of several applications have had it
+    holders: int = 0
+    readers: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class HeldContext(Generic[Key]):
+    """The blocks of a context, in the order of its text, and when it will be read: None if that is
+    unknown, infinity for a copy that nobody will read."""
+
+    blocks: list[tuple[Key, HeldBlock]]
+    at: float | None = None
+
+
+class ReadOrder(Generic[Key]):
+    """The blocks in host memory, and the contexts that have them.
+
+    The blocks of ended contexts go first, except those that several applications have had, such as
+    a common system prompt. Then the block that is read last goes. A read that is overdue by some
+    seconds counts like one that will come in as many. So does a block of which nothing is known,
+    and which was last used so many seconds ago: where nothing at all is known the order is LRU. Of
+    the blocks of one context the last one goes first.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: dict[Key, HeldBlock] = {}
+        self._ended: OrderedDict[Key, None] = OrderedDict()
+        self._recent: OrderedDict[Key, None] = OrderedDict()  # without a known read: LRU first
+        self._contexts: OrderedDict[str, HeldContext[Key]] = OrderedDict()
+        self._early: OrderedDict[str, float] = OrderedDict()  # reads of contexts still to come
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._blocks
+
+    def add(self, key: Key, now: float) -> None:
+        """A block is written."""
+        self._blocks[key] = HeldBlock(now)
+        self._recent[key] = None
+
+    def use(self, keys: Sequence[Key], now: float) -> None:
+        """The blocks of a text are written or read."""
+        for key in reversed(keys):
+            block = self._blocks.get(key)
+            if block is None:
+                continue
+            block.used = now
+            if not block.readers:
+                self._ended.pop(key, None)
+                self._recent[key] = None
+                self._recent.move_to_end(key)
+
+    def remove(self, key: Key) -> None:
+        """A block has gone."""
+        del self._blocks[key]
+        self._ended.pop(key, None)
+        self._recent.pop(key, None)
+
+    def leave(self, context: str, application: str, keys: Sequence[Key]) -> None:
+        """An op has ended, and these are the blocks of its context."""
+        self._forget(context, ended=False)
+        blocks = [(key, block) for key in keys if (block := self._blocks.get(key)) is not None]
+        for key, block in blocks:
+            block.is_shared |= bool(block.application) and block.application != application
+            block.application = block.application or application
+            block.holders += 1
+            if key in self._ended:
+                del self._ended[key]
+                self._recent[key] = None
+        self._contexts[context] = HeldContext(blocks)
+        if (at := self._early.pop(context, None)) is not None:
+            self.expect(context, at)
+        while len(self._contexts) > MOST_CONTEXTS:
+            self._forget(next(iter(self._contexts)), ended=False)
+
+    def expect(self, context: str, at: float) -> None:
+        """A context will be read at second `at`. Its op may still run."""
+        found = self._contexts.get(context)
+        if found is None:
+            self._early[context] = at
+            while len(self._early) > MOST_CONTEXTS:
+                self._early.popitem(last=False)
+            return
+        if found.at is None:
+            for key, block in found.blocks:
+                block.readers += 1
+                if self._blocks.get(key) is block:
+                    self._recent.pop(key, None)
+        found.at = at
+
+    def drop(self, context: str) -> None:
+        """Nobody will read the copy of a context."""
+        self.expect(context, math.inf)
+
+    def free(self, context: str) -> None:
+        """Nobody will read the context again."""
+        if context in self._contexts:
+            self._forget(context, ended=True)
+        else:
+            self.drop(context)
+
+    def first(self, now: float) -> Iterator[Key]:
+        """All blocks, the first to go first. Change nothing before the last one was taken."""
+        yield from self._ended
+        recent, passed = iter(self._recent), Counter[Key]()
+        oldest = next(recent, None)
+        for wait_s, context in self._furthest(now):
+            while oldest is not None and now - self._blocks[oldest].used >= wait_s:
+                yield oldest
+                oldest = next(recent, None)
+            for key, block in reversed(context.blocks):
+                if self._blocks.get(key) is not block:
+                    continue
+                passed[key] += 1
+                if passed[key] == block.readers:  # the others are read later
+                    yield key
+        while oldest is not None:
+            yield oldest
+            oldest = next(recent, None)
+
+    def _furthest(self, now: float) -> list[tuple[float, HeldContext[Key]]]:
+        """The contexts with a known read and the seconds to it, the furthest first."""
+        found = []
+        for context in self._contexts.values():
+            blocks = context.blocks
+            while blocks and self._blocks.get(blocks[-1][0]) is not blocks[-1][1]:
+                blocks.pop()
+            if blocks and context.at is not None:
+                found.append((abs(context.at - now), context))
+        return sorted(found, key=lambda one: -one[0])
+
+    def _forget(self, name: str, *, ended: bool) -> None:
+        context = self._contexts.pop(name, None)
+        if context is None:
+            return
+        for key, block in reversed(context.blocks):
+            block.holders -= 1
+            block.readers -= context.at is not None
+            if self._blocks.get(key) is not block or block.readers:
+                continue
+            if ended and not block.holders and not block.is_shared:
+                self._recent.pop(key, None)
+                self._ended[key] = None
+            elif key not in self._ended and key not in self._recent:
+                self._recent[key] = None
