@@ -178,9 +178,6 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     await service.lifecycle.start()
     own = len(service.engines.statuses)
     state_of(app).runs.adopt()
-    if (thoughts := state_of(app).thoughts) is not None:
-        for session in service.registry:
-            thoughts.adopt(session)
     while state_of(app).awaits_engine and len(service.engines.statuses) <= own:  # noqa: ASYNC110
         await asyncio.sleep(JOIN_POLL_S)
     try:

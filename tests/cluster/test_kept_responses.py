@@ -16,6 +16,7 @@ from tests.null.journal.test_kept_objects import (
     Clock,
     check_chains,
     check_changes_at_once,
+    check_many,
     check_the_least_used_go,
 )
 from tests.null.kept import events_of, said, text_of
@@ -50,6 +51,12 @@ async def test_chains(stores: Databases) -> None:
     clock = Clock()
     async with kept(stores, KeptConfig(expiry_s=100.0), clock) as objects:
         await check_chains(objects, clock)
+
+
+async def test_many(stores: Databases) -> None:
+    clock = Clock()
+    async with kept(stores, KeptConfig(expiry_s=100.0), clock) as objects:
+        await check_many(objects, clock)
 
 
 async def test_changes_at_once(stores: Databases) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 from tests.integrations.thinking_model import SCRIPT, TEMPLATE, TURNS, thought
 from tests.null.asgi import Serve, Server
 from tests.null.journal.test_restart import running
+from tests.null.test_anthropic_messages import answered, events_of, rebuilt
 from tests.null.test_openai_tools import chat, streamed
 from weftline.contract.tools import CalledFunction, ToolCall
 from weftline_engine.pretend import null
@@ -19,8 +22,9 @@ from weftline_engine.services.tools.engine import ToolEngine
 from weftline_engine.services.tools.tool_calls import BegunCalls
 from weftline_server.config import ServerConfig
 from weftline_server.http.openai import kept_thoughts
-from weftline_server.http.openai.kept_thoughts import KeptThoughts
 from weftline_server.http.openai.requests import ChatMessage, ChatRequest
+from weftline_server.http.state import state_of
+from weftline_server.journal.kept_objects import KeptConfig
 
 LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 SAYS = NullConfig(mode=NullMode.SCRIPT, script=SCRIPT)
@@ -74,11 +78,15 @@ async def test_ten_turns_of_responses_keep_their_thoughts(serve: Serve) -> None:
     assert thoughts == [thought(number) for number in range(1, TURNS + 1)]
 
 
-async def test_the_next_run_of_the_server_puts_them_back(tmp_path: Path) -> None:
-    """Those of sessions on disk: a client goes on with its loop after a restart."""
+@pytest.mark.parametrize("names_a_session", [True, False])
+async def test_the_next_run_of_the_server_puts_them_back(
+    names_a_session: bool, tmp_path: Path
+) -> None:
+    """A client goes on with its loop after a restart, with a session on disk and without one."""
     body: dict[str, Any] = {"tools": [LOOK]}
     async with running(tmp_path / "store", SAYS) as server:
-        body["session_id"] = await server.session()
+        if names_a_session:
+            body["session_id"] = await server.session()
         made = (await chat(server, USER, **body))["choices"][0]["message"]
     [call] = made["tool_calls"]
     kept = {key: made[key] for key in ("role", "content", "tool_calls")}
@@ -86,8 +94,49 @@ async def test_the_next_run_of_the_server_puts_them_back(tmp_path: Path) -> None
     async with running(tmp_path / "store", SAYS) as server:
         again = (await chat(server, USER, kept, result, **body))["choices"][0]["message"]
         assert again["reasoning_content"] == thought(2)
-        [_, last] = (await server.graph(body["session_id"]))["calls"]
-        assert last["restored_thoughts"] == 1
+        [newest, *_] = (await server.http.get("/v1/sessions")).json()["sessions"]
+        assert (await server.graph(newest["session_id"]))["calls"][-1]["restored_thoughts"] == 1
+
+
+async def test_the_next_run_puts_them_back_in_messages(tmp_path: Path) -> None:
+    """Those of a stream. A client of Anthropic's API sends the turn back without its block."""
+    tools = [{"name": "look", "input_schema": {"type": "object"}}]
+    async with running(tmp_path / "store", SAYS) as server:
+        [thoughts, call] = rebuilt(await events_of(server, USER, tools=tools))[0]
+    assert thoughts["thinking"] == thought(1)
+    result = {"type": "tool_result", "tool_use_id": call["id"], "content": "found"}
+    talk: list[dict[str, Any]] = [USER, {"role": "assistant", "content": [call]}]
+    talk.append({"role": "user", "content": [result]})
+    async with running(tmp_path / "store", SAYS) as server:
+        made = await answered(server, *talk, tools=tools)
+    assert made["content"][0]["thinking"] == thought(2)
+
+
+async def test_no_client_reads_them_as_a_response(serve: Serve) -> None:
+    """They are kept beside responses and conversations, and are neither."""
+    server = await serve(SAYS)
+    [call] = (await chat(server, USER, tools=[LOOK]))["choices"][0]["message"]["tool_calls"]
+    id = kept_thoughts._id("null", call["id"])
+    assert (await state_of(server.app).kept.find("local", id)) == {"thoughts": thought(1)}
+    for path in (f"/v1/responses/{id}", f"/v1/conversations/{id}"):
+        assert (await server.http.get(path)).status_code == 404
+        assert (await server.http.delete(path)).status_code == 404
+    body = {"input": "Go", "previous_response_id": id}
+    assert (await server.http.post("/v1/responses", json=body)).status_code == 404
+
+
+async def test_an_answer_does_not_fail_with_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its thoughts are not kept, which the log says."""
+    monkeypatch.setattr("weftline_server.journal.kept_objects.BUSY_S", 0.05)
+    path = tmp_path / "store"
+    async with running(path, SAYS) as server:
+        with closing(sqlite3.connect(path)) as db:
+            db.execute("BEGIN IMMEDIATE")
+            made = await chat(server, USER, tools=[LOOK])
+    assert made["choices"][0]["message"]["reasoning_content"] == thought(1)
+    assert "the thoughts of a turn are not kept: the server cannot use its store" in caplog.text
 
 
 async def test_one_setting_leaves_them_out(serve: Serve) -> None:
@@ -178,27 +227,32 @@ async def test_others_thoughts_are_never_put_back(serve: Serve) -> None:
     assert await next_thought("a", id, reasoning=thought(4)) == thought(5)
 
 
-def test_the_store_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By tenants, and for each by turns and characters; the newest stay."""
-    monkeypatch.setattr(kept_thoughts, "MOST_TENANTS", 2)
-    monkeypatch.setattr(kept_thoughts, "MOST_TURNS", 3)
-    monkeypatch.setattr(kept_thoughts, "MOST_CHARS", 10)
-    kept = KeptThoughts()
+async def test_they_are_bounded(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a tenant by the objects that it may keep, and in a request by their characters. The
+    newest stay."""
+    server = await serve(SAYS, ServerConfig(kept=KeptConfig(max_objects=3)))
+    kept = state_of(server.app).thoughts
+    assert kept is not None
 
-    def put(tenant: str, id: str, thoughts: str) -> None:
+    async def put(tenant: str, id: str, thoughts: str) -> None:
         call = {"id": id, "type": "function", "function": {"name": "f", "arguments": "{}"}}
-        kept.keep(tenant, "m", {"reasoning_content": thoughts, "tool_calls": [call]})
+        await kept.keep(tenant, "m", {"reasoning_content": thoughts, "tool_calls": [call]})
 
-    def has(tenant: str, id: str) -> bool:
-        call = ToolCall(id=id, function=CalledFunction(name="f"))
-        turn = ChatMessage(role="assistant", tool_calls=(call,))
-        return kept.restored(tenant, "m", ChatRequest(messages=(turn,)))[1] == 1
+    async def has(tenant: str, ids: str) -> list[str]:
+        turns = [ToolCall(id=id, function=CalledFunction(name="f")) for id in ids]
+        asked = ChatRequest(
+            messages=tuple(ChatMessage(role="assistant", tool_calls=(one,)) for one in turns)
+        )
+        made, restored = await kept.restored(tenant, "m", asked)
+        found = [one.reasoning_content or "" for one in made.messages]
+        assert restored == sum(map(bool, found))
+        return found
 
     for number in range(4):
-        put("a", str(number), "ab")
-    assert [has("a", str(number)) for number in range(4)] == [False, True, True, True]
-    put("a", "long", "abcdefgh")
-    assert [has("a", id) for id in ("1", "2", "3", "long")] == [False, False, True, True]
-    put("b", "1", "x")
-    put("c", "1", "x")
-    assert (has("a", "long"), has("b", "1"), has("c", "1")) == (False, True, True)
+        await put("a", str(number), f"{number}-")
+    assert await has("a", "0123") == ["", "1-", "2-", "3-"]
+    await put("b", "1", "x")
+    assert (await has("a", "1"), await has("b", "1")) == (["1-"], ["x"])
+    monkeypatch.setattr(kept_thoughts, "MOST_CHARS", 5)
+    assert await has("a", "123") == ["", "2-", "3-"]
+    assert await has("a", "1" * 9) == [""] * 7 + ["1-"] * 2

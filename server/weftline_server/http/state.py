@@ -60,7 +60,7 @@ class ServerState(State):
     conversations: Conversations | None  # finds the sessions of clients that name none
     thoughts: KeptThoughts | None  # puts back those that clients drop
     accounting: AccountingLines  # that were left out of prompts
-    kept: KeptObjects  # responses and conversations
+    kept: KeptObjects  # responses, conversations and thoughts
     background: BackgroundResponses
 
     def __init__(
@@ -82,7 +82,6 @@ class ServerState(State):
         self.others = None
         self.awaits_engine = False
         self.conversations = None
-        self.thoughts = KeptThoughts() if config.restore_thoughts else None
         self.accounting = AccountingLines()
         self.kept = KeptObjects(
             config.kept,
@@ -90,6 +89,7 @@ class ServerState(State):
             lambda: time.monotonic() + service.registry.wall,
             Cipher.of(config.sessions.key_file),
         )
+        self.thoughts = KeptThoughts(self.kept) if config.restore_thoughts else None
         self.background = BackgroundResponses(config.kept)
         if "conversations" not in config.without:
             self.conversations = Conversations(service)

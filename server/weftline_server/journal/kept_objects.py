@@ -1,4 +1,4 @@
-"""What clients leave with the server, found by (tenant, id): responses and conversations as JSON.
+"""What clients leave with the server, found by (tenant, id): responses, conversations and thoughts.
 
 What is done to the table is written once, as steps that give statements and take their rows. SQLite
 performs them here, in the file of the sessions or in memory, and PostgreSQL in the cluster.
@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import json
 import sqlite3
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -44,6 +44,9 @@ CREATE INDEX objects_tenant ON objects (tenant, expires, size);
 CREATE INDEX objects_expires ON objects (expires);
 """
 _FIND = "SELECT body FROM objects WHERE tenant = ? AND id = ? AND expires > ?"
+_FIND_ALL = (
+    "SELECT id, body, expires FROM objects WHERE tenant = ? AND expires > ? AND id IN ({ids})"
+)
 # In PostgreSQL this locks the row until the end of the transaction.
 _TAKE = "UPDATE objects SET expires = ? WHERE tenant = ? AND id = ? AND expires > ? RETURNING body"
 _PUT = (
@@ -70,10 +73,10 @@ _OLDEST = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptConfig:
-    """For how many seconds a response or a conversation is kept after its last use, how many of
-    them a tenant may have, and of how many bytes. Beyond these the ones that were used longest ago
-    go. A response in the background is one of at most `max_background` of a tenant, and its events
-    can be read again for `events_s` seconds after its end.
+    """For how many seconds a response, a conversation or the thoughts of a turn are kept after
+    their last use, how many of them a tenant may have, and of how many bytes. Beyond these the ones
+    that were used longest ago go. A response in the background is one of at most `max_background`
+    of a tenant, and its events can be read again for `events_s` seconds after its end.
     """
 
     expiry_s: float = 2_592_000.0
@@ -114,6 +117,10 @@ class KeptObjects:
         """The object; None if there is none."""
         return await self._database.perform(self._found(tenant, id), whole=False)
 
+    async def find_all(self, tenant: str, ids: Collection[str]) -> dict[str, Json]:
+        """The objects that are there, by id. This is a use of them."""
+        return await self._database.perform(self._all_found(tenant, ids), whole=False)
+
     async def chain(self, tenant: str, id: str) -> list[Json]:
         """The object and those before it that are still there, the oldest first."""
         return await self._database.perform(self._chained(tenant, id), whole=False)
@@ -128,14 +135,25 @@ class KeptObjects:
         rows = yield _FIND, (tenant, id, self._wall())
         return self._read(tenant, id, rows[0][0]) if rows else None
 
+    def _all_found(self, tenant: str, ids: Collection[str]) -> Steps[dict[str, Json]]:
+        now = self._wall()
+        asked = _FIND_ALL.format(ids=", ".join("?" * len(ids)))
+        rows = yield asked, (tenant, now, *ids)
+        yield from self._renew(tenant, rows, now)
+        return {id: self._read(tenant, id, body) for id, body, _ in rows}
+
     def _chained(self, tenant: str, id: str) -> Steps[list[Json]]:
         now = self._wall()
         rows = yield _CHAIN, (tenant, id, tenant, MOST_LINKS, now)
         found = [self._read(tenant, one, body) for one, body, _ in rows]
-        for one, _, expires in rows:
-            if expires - now < self.config.expiry_s / 2:  # a long chain is not written each time
-                yield _RENEW, (now + self.config.expiry_s, tenant, one)
+        yield from self._renew(tenant, rows, now)
         return found
+
+    def _renew(self, tenant: str, rows: Rows, now: float) -> Steps[None]:
+        """Put the expiry of these objects off."""
+        for id, _, expires in rows:
+            if expires - now < self.config.expiry_s / 2:  # many rows are not written each time
+                yield _RENEW, (now + self.config.expiry_s, tenant, id)
 
     def _changed(
         self, tenant: str, id: str, change: Callable[[Json | None], Json | None]

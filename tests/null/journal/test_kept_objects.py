@@ -1,4 +1,4 @@
-"""The table of responses and conversations: its bounds, its expiry, its chains and its key."""
+"""The table of responses, conversations and thoughts: bounds, expiry, chains, and its key."""
 
 from __future__ import annotations
 
@@ -79,6 +79,20 @@ async def check_chains(objects: KeptObjects, clock: Clock) -> None:
     assert [one["id"] for one in await objects.chain("t", "b")] == ["b"]
 
 
+async def check_many(objects: KeptObjects, clock: Clock) -> None:
+    """Those of the tenant that are there come at once. Once half of their time is over, they stay
+    for longer."""
+    for id in "abc":
+        await put(objects, id)
+    await objects.change("u", "d", lambda _: {})
+    clock.now += 60
+    found = await objects.find_all("t", ["b", "d", "a", "e"])
+    assert {id: one["id"] for id, one in found.items()} == {"a": "a", "b": "b"}
+    clock.now += 99
+    assert await there(objects, *"abc") == "ab"
+    assert set(await objects.find_all("t", [f"{n}" for n in range(9_999)] + ["a"])) == {"a"}
+
+
 async def check_changes_at_once(objects: KeptObjects) -> None:
     """None is lost."""
     await objects.change("t", "n", lambda _: {"n": 0})
@@ -98,6 +112,12 @@ async def test_chains() -> None:
     clock = Clock()
     async with kept(KeptConfig(expiry_s=100.0), clock) as objects:
         await check_chains(objects, clock)
+
+
+async def test_many() -> None:
+    clock = Clock()
+    async with kept(KeptConfig(expiry_s=100.0), clock) as objects:
+        await check_many(objects, clock)
 
 
 async def test_changes_at_once() -> None:

@@ -105,6 +105,7 @@ class ReplyChoice:
             value = message_of(AnswerParser(self.thinking, None), variable.text)
         step = self.step
         assert step is not None, "a ready output has a step"
+        await running.keep_thoughts([self.task])
         return running.reply.choice(self.index, value, step, self.logprobs())
 
     async def counted(self) -> AsyncIterator[str | dict[str, Any]]:
@@ -143,6 +144,7 @@ class ReplyChoice:
         if self.calls_tools:
             async for deltas in service.readers.answer(session, variable, _has_come):
                 yield deltas
+            await self.running.keep_thoughts([self.task])
         else:
             parser = AnswerParser(self.thinking, None)
             async for chunk in service.readers.stream(session, variable):

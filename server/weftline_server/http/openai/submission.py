@@ -80,16 +80,17 @@ class Running:
                 tokens += await loop.run_in_executor(None, prompter.count, thoughts)
         return tokens
 
-    def end(self, answers: Sequence[Task] | None = None, more: Iterable[str] = ()) -> None:
-        """Keep the thoughts of the `answers`, which are the calls themselves unless they are an
-        agent. Cancel the calls that still run, and `more` tasks that came of them. Close the
-        session if it is the request's own.
+    async def keep_thoughts(self, answers: Iterable[Task]) -> None:
+        """Keep the thoughts of these answers, of which the client has not read the end."""
+        for task in () if self.kept is None else answers:
+            value = self.session.variable(task.writes[0]).value
+            if self.kept is not None and isinstance(value, dict):
+                await self.kept.keep(self.session.tenant, task.resource, value)
+
+    def end(self, more: Iterable[str] = ()) -> None:
+        """Cancel the calls that still run, and `more` tasks that came of them. Close the session if
+        it is the request's own.
         """
-        if self.kept is not None:
-            for task in self.tasks if answers is None else answers:
-                value = self.session.variable(task.writes[0]).value
-                if isinstance(value, dict):
-                    self.kept.keep(self.session.tenant, task.resource, value)
         if self.own:
             self.service.close(self.session)
             return
@@ -126,7 +127,7 @@ async def start(
         if served.prompter.thought_form is ThoughtForm.NONE:
             kept = None
         else:
-            body, restored = kept.restored(tenant, served.name, body)
+            body, restored = await kept.restored(tenant, served.name, body)
     runs, said = state.runs, _said(body)
     name_run(said.run_name)
     runs.close(tenant, said.close)

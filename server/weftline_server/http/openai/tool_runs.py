@@ -47,6 +47,7 @@ class ToolRun:
             async for part in parts:
                 yield part
         await self.running.service.readers.get(self.running.session, self._value)
+        await self.running.keep_thoughts(self._turns.answers)
 
     async def whole(self) -> dict[str, Any]:
         """The body of a response that is not streamed."""
@@ -92,7 +93,7 @@ class ToolRun:
 
     def end(self) -> None:
         """End what still runs, and the session if it is the request's own."""
-        self.running.end(self._turns.answers, self._turns.tasks())
+        self.running.end(self._turns.tasks())
 
     def _chunks(self, part: Written | ClientCall) -> Iterator[dict[str, Any]]:
         reply, id = self.running.reply, self.running.session.id
