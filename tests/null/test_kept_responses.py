@@ -92,8 +92,8 @@ async def test_ten_turns_keep_their_thoughts(serve: Serve, monkeypatch: pytest.M
 
 
 async def test_an_item_is_named_by_its_id(serve: Serve) -> None:
-    """An item of any kept output, or one of the conversation that goes on, with or without a type.
-    Another tenant's is as unknown as any, and so is one whose response was deleted."""
+    """An item of any kept response, or one of the conversation that goes on, with or without a
+    type. Another tenant's is as unknown as any, and so is one whose response was deleted."""
     server = await serve(config=TWO, headers={"Authorization": "Bearer a"})
     first = await respond(server, "Name a river.")
     [item] = first["output"]
@@ -103,7 +103,10 @@ async def test_an_item_is_named_by_its_id(serve: Serve) -> None:
         made = await respond(server, [user, one, user])
         assert text_of(made) == f"user: And?\nassistant: {text_of(first)}\nuser: And?\nassistant: "
     path = f"/v1/responses/{made['id']}/input_items?order=asc"
-    assert (await got(server, path))["data"][1] == item
+    of_input = (await got(server, path))["data"]
+    assert of_input[1] == item
+    again = await respond(server, [{"type": "item_reference", "id": one["id"]} for one in of_input])
+    assert text_of(again) == text_of(made)
     own = {"items": [{**user, "id": "msg_mine"}]}
     talk = (await server.http.post("/v1/conversations", json=own)).json()["id"]
     more = await respond(server, [{"id": "msg_mine"}], conversation=talk)
@@ -111,14 +114,30 @@ async def test_an_item_is_named_by_its_id(serve: Serve) -> None:
 
     unknown = (404, "UnknownResponse", "input.1")
     body = {"input": [user, named]}
+    other = {"input": [user, {"id": of_input[0]["id"]}]}
     for id in ("msg_mine", item["id"][:-1] + "1", "rs_1", f"msg_{'0' * 36}"):
         lost = {"input": [user, {"type": "item_reference", "id": id}]}
         assert await refused(server, "POST", "/v1/responses", **lost) == unknown
     server.http.headers["Authorization"] = "Bearer b"
     assert await refused(server, "POST", "/v1/responses", **body) == unknown
+    assert await refused(server, "POST", "/v1/responses", **other) == unknown
     server.http.headers["Authorization"] = "Bearer a"
     await server.http.delete(f"/v1/responses/{first['id']}")
     assert await refused(server, "POST", "/v1/responses", **body) == unknown
+
+
+async def test_references_are_as_long_as_a_body(serve: Serve) -> None:
+    """Many to one long item are refused before their text is anywhere. Items of a conversation that
+    another request has added are found by their response, too."""
+    server = await serve(RIVERS, ServerConfig(max_body=10_000))
+    talk = (await server.http.post("/v1/conversations", json={})).json()["id"]
+    long = await respond(server, f"Name a river. {'x' * 3000}", conversation=talk)
+    [item, _] = (await got(server, f"/v1/conversations/{talk}/items?order=asc"))["data"]
+    named = {"type": "item_reference", "id": item["id"]}
+    assert text_of(await respond(server, [named] * 3)) == text_of(long) == "The Rhine."
+    body = {"input": [named] * 4}
+    too_large = (413, "BodyTooLarge", "input.3")
+    assert await refused(server, "POST", "/v1/responses", **body) == too_large
 
 
 async def test_what_is_not_kept_cannot_go_on(serve: Serve) -> None:

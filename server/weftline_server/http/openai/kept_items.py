@@ -12,6 +12,8 @@ from weftline.contract.errors import InvalidRequest
 
 Json = dict[str, Any]
 MOST_ID = 128  # characters of an id that a client gives to an item
+# The items of a response's input are numbered from here on, and those of its output from 0 on.
+FIRST_OF_INPUT = 0x8000
 
 # How the ids of items begin.
 _PREFIX: Mapping[str, str] = MappingProxyType(
@@ -33,20 +35,29 @@ class Order(StrEnum):
     DESC = "desc"
 
 
-def kept_items(given: str | Sequence[Json], taken: Collection[str] = ()) -> list[Json]:
-    """The items of an input as they are kept. One keeps its id, unless that is `taken`."""
+def item_id(prefix: str, response: str, number: int) -> str:
+    """The id of an item of a response, by which the response is found."""
+    return f"{prefix}_{response.removeprefix('resp_')}{number:04x}"
+
+
+def kept_items(
+    given: str | Sequence[Json], taken: Collection[str] = (), response: str | None = None
+) -> list[Json]:
+    """The items of an input as they are kept: that of a `response`, or one that is added to a
+    conversation. One keeps its id, unless that is `taken`."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     known = set(taken)
-    return [_kept(item, known) for item in given]
+    return [_kept(item, known, response, at) for at, item in enumerate(given, FIRST_OF_INPUT)]
 
 
-def _kept(item: Json, taken: set[str]) -> Json:
+def _kept(item: Json, taken: set[str], response: str | None, number: int) -> Json:
     kind = item.get("type") or "message"
     made = {**item, "type": kind}
     id = item.get("id")
     if not isinstance(id, str) or not 0 < len(id) <= MOST_ID or id in taken:
-        id = f"{_PREFIX.get(kind, 'item')}_{uuid.uuid4().hex}"
+        prefix = _PREFIX.get(kind, "item")
+        id = item_id(prefix, response, number) if response else f"{prefix}_{uuid.uuid4().hex}"
     taken.add(id)
     made["id"] = id
     if kind == "reasoning":

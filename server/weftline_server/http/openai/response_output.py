@@ -18,6 +18,7 @@ from weftline.contract.errors import (
 )
 from weftline_engine.api import FinishReason
 from weftline_server.http.openai.completions import choices_of
+from weftline_server.http.openai.kept_items import item_id
 from weftline_server.http.openai.response_requests import ResponsesRequest
 from weftline_server.http.openai.submission import Running
 from weftline_server.http.openai.tool_types import INPUT, Offer, OtherTool
@@ -269,7 +270,7 @@ class Made:
     def _begin(self, form: _Form, **body: Any) -> Iterator[Event]:
         yield from self._close()
         name, prefix, _ = form.value
-        id = f"{prefix}_{self.id.removeprefix('resp_')}{len(self.items):04x}"
+        id = item_id(prefix, self.id, len(self.items))
         body = {"type": name, "id": id, **body}
         self.open = item = _Item(form, body, len(self.items))
         self.items.append(item)

@@ -6,12 +6,18 @@ read again for each turn. Thoughts are items like others.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from weftline.contract.errors import InvalidRequest, UnknownConversation, UnknownResponse
+from weftline.contract.errors import (
+    BodyTooLarge,
+    InvalidRequest,
+    UnknownConversation,
+    UnknownResponse,
+)
 from weftline_server.http.openai.response_items import referred
 from weftline_server.http.openai.response_requests import ResponsesRequest
 from weftline_server.journal.kept_objects import KeptObjects
@@ -63,28 +69,42 @@ async def past_of(objects: KeptObjects, tenant: str, body: ResponsesRequest) -> 
     return Past(items_of(chain), last["model"], is_some=True)
 
 
-async def with_references(objects: KeptObjects, tenant: str, given: Given, past: Past) -> Given:
-    """The input with the items that it refers to: those before it, and those of the outputs of any
-    response that is kept. Raises UnknownResponse for another one."""
+async def with_references(
+    objects: KeptObjects, tenant: str, given: Given, past: Past, most: int
+) -> Given:
+    """The input with the items that it refers to: those before it, and those of any response that
+    is kept. Raises UnknownResponse for another one, and BodyTooLarge where they have more than
+    `most` characters, which a body without references could not have."""
     if isinstance(given, str) or not any(map(referred, given)):
         return given
     known = {item["id"]: item for item in past.items}
-    read: set[str] = set()
+    responses = {
+        f"resp_{made[1]}"
+        for item in given
+        if (name := referred(item)) and name not in known and (made := _MADE_ID.fullmatch(name))
+    }
+    if responses:
+        for kept in (await objects.find_all(tenant, responses)).values():
+            known |= {one["id"]: one for one in items_of([kept])}
     found: list[Json] = []
+    chars = 0
     for at, item in enumerate(given):
-        id = referred(item)
-        if id is not None and id not in known and (made := _MADE_ID.fullmatch(id)):
-            response = f"resp_{made[1]}"
-            kept = None if response in read else await objects.find(tenant, response)
-            read.add(response)
-            output = [] if kept is None else kept["response"]["output"]
-            known |= {one["id"]: one for one in output}
-        if id is not None and id not in known:
+        if (name := referred(item)) is None:
+            found.append(item)
+            continue
+        if name not in known:
             raise UnknownResponse(
-                f"input.{at}: no item {id[:64]!r} of an output is kept: {_SENDS_ALL}",
+                f"input.{at}: no item {name[:64]!r} of a response is kept: {_SENDS_ALL}",
                 param=f"input.{at}",
             )
-        found.append(item if id is None else known[id])
+        found.append(known[name])
+        chars += len(json.dumps(known[name], ensure_ascii=False))
+        if chars > most:
+            raise BodyTooLarge(
+                f"input.{at}: the items up to here to which the input refers have more than "
+                f"{most:,} characters: begin anew with a summary",
+                param=f"input.{at}",
+            )
     return found
 
 

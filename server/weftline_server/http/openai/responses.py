@@ -57,7 +57,8 @@ async def respond(request: Request) -> Response:
 
     body = await read(request, ResponsesRequest, checked)
     past = await past_of(state.kept, tenant, body)
-    given = await with_references(state.kept, tenant, plain[0]["input"], past)
+    most = state.config.max_body
+    given = await with_references(state.kept, tenant, plain[0]["input"], past, most)
     if not isinstance(given, str) and given is not plain[0]["input"]:
         body = body.with_input(given)
     offer = Offer(refuses=state.config.refuse_hosted_tools)
@@ -71,7 +72,7 @@ async def respond(request: Request) -> Response:
     )
     made = Made.new(running.reply.model, body, offer)
     taken = {item["id"] for item in past.items}
-    record = ResponseRecord(state.kept, tenant, kept_items(given, taken))
+    record = ResponseRecord(state.kept, tenant, kept_items(given, taken, made.id))
     headers = left_out_header(offer)
     if body.background:
         begun = await background_runs.begin(state, running, made, record)
