@@ -201,6 +201,17 @@ def test_the_text_of_a_call_is_the_publishers_own(name: str) -> None:
     assert (call["function"]["name"], arguments) == ("weather", {"city": "Rome"})
 
 
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_tool_needs_no_description(name: str) -> None:
+    """Nor properties. The templates of gpt-oss, Apertus and Seed-OSS refuse such a tool, and get an
+    empty description and no properties. A template that takes it gets what the client has sent."""
+    prompter = prompter_of((TEMPLATES / f"{name}.jinja").read_text())
+    bare = Tool(function=Function(name="clock", parameters={"type": "object"}))
+    assert "clock" in prompter.text(PromptBefore("", (USER,), (TOOL, bare)))
+    refuse = ("openai-gpt-oss-120b", "Apertus-8B-Instruct", "ByteDance-Seed-OSS")
+    assert prompter._completes_tools == (name in refuse)
+
+
 # How a template writes the thoughts before a call. The other templates write none.
 THOUGHTS = {
     "Qwen-Qwen3-0.6B": "<think>\nPLAN-7.\n</think>\n\n",

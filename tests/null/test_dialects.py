@@ -237,6 +237,30 @@ def test_a_template_that_refuses_a_system_message_gets_it_in_the_users() -> None
 
 
 @pytest.mark.parametrize(
+    ("needs", "written"),
+    [("f.description + '!'", "clock:!"), ("f.parameters.properties | length", "clock:0"),
+     ("f.description is defined", "clock:False"),
+     ("raise_exception('no tools')", None)],
+)  # fmt: skip
+def test_a_template_that_needs_all_of_a_tool_gets_empty_parts(
+    needs: str, written: str | None
+) -> None:
+    """Others get what the client has sent, and one that refuses any tool says so."""
+    loop = "{% for t in tools or [] %}{% set f = t.function %}{{ f.name }}:{{ NEEDS }}{% endfor %}"
+    prompter = prompter_of(loop.replace("NEEDS", needs) + _HEAD)
+    prompt = PromptBefore(
+        "",
+        (RenderedMessage("user", "How late is it?"),),
+        (Tool(function=Function(name="clock", parameters={"type": "object"})),),
+    )
+    if written is None:
+        with pytest.raises(InvalidRequest, match="refuses these messages: no tools"):
+            prompter.text(prompt)
+    else:
+        assert prompter.text(prompt) == f"{written}user: How late is it?\n"
+
+
+@pytest.mark.parametrize(
     ("name", "written"),
     [
         ("LFM2, LFM2.5", '<|tool_call_start|>[weather(city="Rome")]<|tool_call_end|>'),

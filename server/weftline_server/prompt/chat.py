@@ -4,7 +4,7 @@ neither has any."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,16 @@ To call a function, answer with its name and its arguments as JSON inside these 
 <tool_call>
 {{"name": "function", "arguments": {{"argument": "value"}}}}
 </tool_call>"""
+
+
+def complete(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """The tool with the parts that a client may leave out, each empty: its description and the
+    properties of its arguments."""
+    function = tool["function"]
+    schema = function["parameters"]
+    if isinstance(schema, dict) and schema.get("type") == "object":
+        schema = {"properties": {}, **schema}
+    return {**tool, "function": {"description": "", **function, "parameters": schema}}
 
 
 def for_template(

@@ -23,6 +23,7 @@ from weftline_engine.api import WORDS, Chat, Description, SamplingParams, too_lo
 from weftline_engine.api.record import short_record
 from weftline_server.prompt.answer_dialect import dialect_of
 from weftline_server.prompt.chat import (
+    complete,
     for_endpoint,
     for_template,
     in_words,
@@ -68,6 +69,7 @@ _PROBE = Function(
     parameters={"type": "object", "properties": {"text": _TEXT}, "required": ["text"]},
 )
 _PROBE_TOOLS = (Tool(function=_PROBE),)
+_BARE = (Tool(function=Function(name="probe", parameters={"type": "object"})),)
 
 
 @short_record
@@ -114,6 +116,7 @@ class Prompter:
         self.dialect = dialect_of(template)
         self.tool_format = format_of(template if self.dialect is None else None)
         self._knows_tools = template is not None and _names(template, "tools")
+        self._completes_tools = False
         self._writes_calls = template is not None and "tool_calls" in template
         self.fingerprint = _fingerprint(description)
         self._roles = EVERYTHING  # until it is known better
@@ -134,6 +137,7 @@ class Prompter:
         # How to decode an output without tools whose client wishes nothing: most are such.
         self.without_wishes: Memo[SamplingParams] = Memo(1)
         if self._template is not None and not description.takes_messages:
+            self._completes_tools = self._knows_tools and self._refuses_bare_tools()
             offers = ((), _PROBE_TOOLS) if self._knows_tools else ((),)
             ways = [partial(self._shows, tools) for tools in offers]
             self._roles = probed(ways, template is not None and "developer" in template)
@@ -320,6 +324,15 @@ class Prompter:
             return 0  # the template refuses a conversation of one message
         return max(0, text.find(BEGINNING))
 
+    def _refuses_bare_tools(self) -> bool:
+        """Whether the template takes a tool only with all of its parts, as that of gpt-oss does."""
+        asked = (RenderedMessage("user", BEGINNING),)
+        self._completes_tools = False
+        if self._shows(_BARE, asked):
+            return False
+        self._completes_tools = True
+        return self._shows(_BARE, asked)
+
     def _shows(self, tools: tuple[Tool, ...], turns: tuple[RenderedMessage, ...]) -> bool:
         """Whether all texts of a probe stand in its prompt."""
         try:
@@ -361,6 +374,8 @@ class Prompter:
             if not self._writes_calls:
                 turns = with_calls_in_text(turns, self._write_calls)
             tools = [tool.to_template() for tool in prompt.tools] or None
+            if tools and self._completes_tools:
+                tools = list(map(complete, tools))
         else:
             turns = in_words(turns, prompt.tools)
         placed = self._roles.place(turns)
