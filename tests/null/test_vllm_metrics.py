@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weftline_engine.remote.vllm.cache_size import kv_tokens
+from weftline_engine.remote.vllm.cache_size import block_tokens, kv_tokens
 
 
 def config_info(**labels: str) -> str:
@@ -40,3 +40,16 @@ def test_cache_size_is_read_from_metrics(text: str, tokens: int | None) -> None:
     one is unknown.
     """
     assert kv_tokens(text.encode()) == tokens
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        (config_info(engine="0", **BLOCKS) + config_info(engine="1", **BLOCKS), 16),
+        (config_info(num_gpu_blocks="100"), None),
+        ("", None),
+    ],
+)
+def test_the_size_of_a_block_is_read_from_metrics(text: str, tokens: int | None) -> None:
+    """All engines of a vLLM have blocks of one size."""
+    assert block_tokens(text.encode()) == tokens

@@ -19,6 +19,7 @@ from tests.vllm.conftest import BLOCK
 from weftline_engine import api
 from weftline_engine.remote.vllm.config import VLLMConfig
 from weftline_engine.remote.vllm.engine import VLLMEngine
+from weftline_engine.remote.vllm.vllm_settings import SchedulerChoice
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -51,11 +52,15 @@ def convolutions(smollm2_directory: Path, tmp_path_factory: pytest.TempPathFacto
     return folder
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(
+    scope="module", loop_scope="module", params=["vllm", "weftline"], ids="{} schedules".format
+)
 async def hybrid(
-    vllm_config: VLLMConfig, environment: None, convolutions: Path
+    request: pytest.FixtureRequest, vllm_config: VLLMConfig, environment: None, convolutions: Path
 ) -> AsyncIterator[Target]:
-    target = Target(VLLMEngine(replace(vllm_config, model=convolutions)), {}, grain=BLOCK)
+    """With vLLM's own scheduler the state is kept by fills, and with ours in the prompts."""
+    config = replace(vllm_config, model=convolutions, vllm_scheduler=SchedulerChoice(request.param))
+    target = Target(VLLMEngine(config), {}, grain=BLOCK)
     async with asyncio.timeout(600):
         await target.start()
     yield target
@@ -73,8 +78,8 @@ def cached(heard: list[Any]) -> list[int]:
 
 
 async def test_siblings_find_the_state_where_they_part(hybrid: Target) -> None:
-    """One of them has filled their common beginning. Each computes its own part behind the last
-    whole block of it."""
+    """One of them has computed their common beginning. Each other computes its own part behind the
+    last whole block of it."""
     siblings = [op(f"s{at}", (*SHARED, *range(at, at + 40))) for at in range(100, 104)]
     assert sorted(cached(await hybrid.run(*siblings))) == [0, WHOLE, WHOLE, WHOLE]
     [again] = cached(await hybrid.run(op("again", (*SHARED, *range(500, 540)))))

@@ -1,43 +1,67 @@
 """Where prompts part, for a model whose state is kept at few places. It is pure.
 
-vLLM keeps a recurrent state at the end of a prompt, in whole blocks, and nowhere before. So a
-prompt that parts from earlier ones finds nothing of them, unless their common beginning was a
-prompt by itself.
+vLLM keeps a recurrent state at the last whole block of a prompt, and nowhere before. So a prompt
+that parts from earlier ones finds nothing of them, unless the state was kept there, too.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from weftline_engine.remote.common_tokens import common
 from weftline_engine.remote.prefix_cache.open_prompts import WARM_TOKENS
 
 MOST_PROMPTS = 64  # that are compared with a new one
+# Borders of one prompt. Each costs a step of its own, and the memory of a state. The shortest
+# beginnings of a long conversation are of least use.
+MOST_BORDERS = 16
 
 Prompt = tuple[str, tuple[int, ...]]
 """The salt and the tokens."""
 
 
-class Borders:
-    """The last prompts, and the beginnings that were filled for several of them."""
+@dataclass(frozen=True, slots=True)
+class Border:
+    """Another prompt parts behind the first `end` tokens, which are whole blocks. `is_kept` says
+    that a state is kept there, or a little before, by a prompt that was sent."""
 
-    def __init__(self) -> None:
+    end: int
+    is_kept: bool
+
+
+class Borders:
+    """The last prompts of one server, which keeps states in blocks of so many tokens."""
+
+    def __init__(self, block: int = 1) -> None:
+        self.block = block
         self._prompts: deque[Prompt] = deque(maxlen=MOST_PROMPTS)
 
     def add(self, tokens: tuple[int, ...], salt: str) -> None:
-        """Note a prompt. Its state is kept where it ends."""
+        """Note a prompt. Its state is kept at its last whole block, and its last token is always
+        computed."""
         self._prompts.append((salt, tokens))
 
-    def kept(self, tokens: Sequence[int], salt: str) -> int:
-        """The longest beginning of a prompt that was a prompt by itself."""
-        alike = (one for found, one in self._prompts if found == salt and len(one) < len(tokens))
-        return max((len(one) for one in alike if common(one, tokens) == len(one)), default=0)
+    def of(self, tokens: tuple[int, ...], salt: str) -> list[Border]:
+        """The borders of a prompt, the shortest beginning first. They are not near each other,
+        because a few tokens are computed sooner than a step or a request begins."""
+        parts, kept = set[int](), [0]
+        for shared, length in self._shared(tokens, salt):
+            at = (length - 1) // self.block * self.block
+            if at <= shared:
+                kept.append(at)
+            if shared < length:
+                parts.add(min(shared, len(tokens) - 1) // self.block * self.block)
+        found: list[Border] = []
+        for end in sorted(parts):
+            if end - (found[-1].end if found else 0) >= WARM_TOKENS:
+                nearest = max(at for at in kept if at <= end)
+                found.append(Border(end, end - nearest < WARM_TOKENS))
+        return found[-MOST_BORDERS:]
 
-    def due(self, tokens: Sequence[int], salt: str) -> int:
-        """The beginning of a prompt to fill before it: what another prompt has in common with it.
-        0 if the state is kept near that place, or if nothing is in common."""
-        others = (one for found, one in self._prompts if found == salt and one != tokens)
-        shared = max((common(one, tokens) for one in others), default=0)
-        shared = min(shared, len(tokens) - 1)
-        return shared if shared - self.kept(tokens, salt) >= WARM_TOKENS else 0
+    def _shared(self, tokens: tuple[int, ...], salt: str) -> Iterator[tuple[int, int]]:
+        """What each of the other prompts has in common with this one, and its length."""
+        for found, one in self._prompts:
+            if found == salt and one != tokens:
+                yield common(one, tokens), len(one)

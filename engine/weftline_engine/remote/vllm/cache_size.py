@@ -22,6 +22,11 @@ def kv_blocks(metrics: bytes, rank: int | None = None) -> int | None:
     return _sum(metrics, rank, lambda labels: _count(labels.get("num_gpu_blocks")))
 
 
+def block_tokens(metrics: bytes) -> int | None:
+    """Return the tokens of one block, or None if they are not stated."""
+    return max((_count(one.get("block_size")) or 0 for one in _stated(metrics)), default=0) or None
+
+
 def gauge_names(rank: int | None = None) -> GaugeNames:
     """Return the names of the metrics that tell how full the cache is: of all data-parallel ranks,
     or of one of them."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -32,7 +32,13 @@ from weftline_engine.remote.openai.scheduling import EndpointScheduler, headers
 from weftline_engine.remote.prefix_cache.borders import Borders, Prompt
 from weftline_engine.remote.prefix_cache.engine import PrefixCacheEngine
 from weftline_engine.remote.tokenizer_probe import check_tokenizer
-from weftline_engine.remote.vllm.cache_size import gauge_names, kv_blocks, kv_tokens, ranks
+from weftline_engine.remote.vllm.cache_size import (
+    block_tokens,
+    gauge_names,
+    kv_blocks,
+    kv_tokens,
+    ranks,
+)
 from weftline_engine.remote.vllm.config import VLLMConfig
 from weftline_engine.remote.vllm.host_memory import host_tokens
 from weftline_engine.remote.vllm.model_state import has_state
@@ -73,7 +79,7 @@ class VLLMEngine(PrefixCacheEngine):
         self._model = ""
         self._priority = config.connect is None
         self._tells_times = False  # an answer tells the times of its phases
-        self._borders = Borders() if has_state(config.model) else None
+        self._borders: Borders | None = None  # of prompts, where the model has a state
         # Fills of beginnings that several prompts have, by salt and tokens.
         self._fills: dict[Prompt, asyncio.Task[int]] = {}
 
@@ -103,6 +109,8 @@ class VLLMEngine(PrefixCacheEngine):
         if self._child is not None:
             self._watch = asyncio.create_task(self._watch_child(self._child))
         metrics = await self.metrics()
+        if has_state(self._config.model):
+            self._borders = Borders(block_tokens(metrics) or 1)
         pool = kv_tokens(metrics, rank)
         if rank is not None and pool is None:
             await self.close()
@@ -182,7 +190,7 @@ class VLLMEngine(PrefixCacheEngine):
         await self.endpoint.post("/completions", self._fill_body(tokens, op))
 
     async def _pieces(self, op: api.Op) -> AsyncIterator[AnswerPiece]:
-        filled = 0 if self._borders is None else await self._at_border(self._borders, op)
+        filled = await self._fill_to_borders(op)
         async with aclosing(self._sent(op)) as pieces:
             async for piece in pieces:
                 if filled and piece.counts is not None:
@@ -190,28 +198,34 @@ class VLLMEngine(PrefixCacheEngine):
                     piece = replace(piece, counts=replace(piece.counts, cached=cached))
                 yield piece
 
-    async def _at_border(self, borders: Borders, op: api.Op) -> int:
+    async def _fill_to_borders(self, op: api.Op) -> int:
         """Fill what the op's prompt has in common with others, so that vLLM keeps the state there.
-        The tokens that were computed so for this op. All ops of a turn have been noted before."""
-        tokens, before = op.tokens or (), self._fills
-        place, is_first = borders.due(tokens, op.salt), False
-        if place:
-            border = op.salt, tokens[:place]
-            borders.add(tokens[:place], op.salt)
-            is_first = border not in before
-            if is_first:
-                before[border] = asyncio.create_task(self._fill_border(tokens[:place], op))
-                before[border].add_done_callback(lambda _: before.pop(border, None))
-        else:
-            border = op.salt, tokens[: borders.kept(tokens, op.salt)]
-        task = before.get(border)
-        if task is None:
+        The tokens that were computed so for this op. All ops of a turn have been noted before.
+
+        Our scheduler keeps the state there while the prompt itself is computed.
+        """
+        if self._borders is None or self._notes.are_read:
             return 0
-        await asyncio.wait({task})
-        return task.result() if is_first else 0
+        tokens, computed = op.tokens or (), 0
+        for border in self._borders.of(tokens, op.salt):
+            beginning = op.salt, tokens[: border.end]
+            is_first = beginning not in self._fills and not border.is_kept
+            if is_first:
+                # The last token of a prompt is always computed, so the state is kept before it.
+                filled = tokens[: border.end + 1]
+                self._borders.add(filled, op.salt)
+                self._begin_fill(beginning, self._fill_border(filled, op))
+            if (task := self._fills.get(beginning)) is not None:
+                await asyncio.wait({task})
+                computed += task.result() if is_first else 0
+        return computed
+
+    def _begin_fill(self, beginning: Prompt, fill: Coroutine[Any, Any, int]) -> None:
+        self._fills[beginning] = task = asyncio.create_task(fill)
+        task.add_done_callback(lambda _: self._fills.pop(beginning))
 
     async def _fill_border(self, tokens: tuple[int, ...], op: api.Op) -> int:
-        """The tokens that were computed for a beginning."""
+        """The tokens that were computed for a beginning, without the last one."""
         try:
             answer = await self.endpoint.post("/completions", self._fill_body(tokens, op))
         except EndpointError as error:
@@ -220,7 +234,7 @@ class VLLMEngine(PrefixCacheEngine):
                 self._count_failure(str(error))
             return 0
         counts = counts_of(answer)
-        return len(tokens) - (0 if counts is None else counts.cached)
+        return len(tokens) - 1 - (0 if counts is None else counts.cached)
 
     async def _sent(self, op: api.Op) -> AsyncGenerator[AnswerPiece]:
         tokens = op.tokens or ()
@@ -300,7 +314,7 @@ class VLLMEngine(PrefixCacheEngine):
             body["cache_salt"] = op.salt
         if self._priority:
             body["priority"] = priority(op.hints)
-        return body | _names(op, self._notes)
+        return body | self._names(op, tokens)
 
     def _fill_body(self, tokens: tuple[int, ...], op: api.Op | None = None) -> dict[str, Any]:
         """Return a request that only fills the prompt. vLLM generates at least one token."""
@@ -309,19 +323,21 @@ class VLLMEngine(PrefixCacheEngine):
             return body
         if op.salt:
             body["cache_salt"] = op.salt
-        return body | _names(op, self._notes)
+        return body | self._names(op, tokens)
 
-
-def _names(op: api.Op, notes: HintSocket) -> dict[str, Any]:
-    """The request fields by which our scheduler finds the hints of an op and its context."""
-    if not notes.are_read:
-        return {}
-    names = {
-        "weftline_op": op.id,
-        "weftline_context": op.context,
-        "weftline_application": op.hints.application,
-    }
-    return {"vllm_xargs": names}
+    def _names(self, op: api.Op, tokens: tuple[int, ...]) -> dict[str, Any]:
+        """The request fields by which our scheduler finds the hints of an op, its context, and
+        where other prompts part from it."""
+        if not self._notes.are_read:
+            return {}
+        names: dict[str, Any] = {
+            "weftline_op": op.id,
+            "weftline_context": op.context,
+            "weftline_application": op.hints.application,
+        }
+        if self._borders is not None:
+            names["weftline_borders"] = [one.end for one in self._borders.of(tokens, op.salt)]
+        return {"vllm_xargs": names}
 
 
 def _is_unread(op: api.Op) -> bool:

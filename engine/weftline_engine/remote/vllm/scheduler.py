@@ -1,12 +1,13 @@
 """weftline's scheduler inside vLLM, for its option `--scheduler-cls`.
 
-The scheduler runs in vLLM's own process and interpreter, on vLLM's scheduler, and changes four
+The scheduler runs in vLLM's own process and interpreter, on vLLM's scheduler, and changes five
 things:
 
 - the order of the queue is the server's, and follows its hints while requests wait;
 - a request that would slow a reader beyond its bound waits, as in our own engine;
 - contexts that the server keeps, for a next call or behind a tool call, stay in the KV cache;
-- contexts that nobody will read are evicted first.
+- contexts that nobody will read are evicted first;
+- the state of a model that has one is kept where prompts part (`state_stops`).
 
 With vLLM's connector to host memory it changes two more: contexts are copied, and copied back,
 where that takes no longer than computing them again (`reloads`), and host memory keeps what is read
@@ -37,6 +38,7 @@ from weftline_engine.remote.vllm.call_ledger import CallLedger
 from weftline_engine.remote.vllm.host_policy import APPLICATION, CONTEXT, policy_of
 from weftline_engine.remote.vllm.pool_contexts import PrefixContexts
 from weftline_engine.remote.vllm.reloads import ReloadCosts
+from weftline_engine.remote.vllm.state_stops import StateStops
 from weftline_engine.remote.vllm.versions import HOST_CONNECTOR, NOTES, is_known, refusal
 from weftline_engine.transport import wire
 
@@ -82,6 +84,7 @@ class WeftlineScheduler(Scheduler):
         copies = self.connector is not None
         self._contexts = PrefixContexts(self.kv_cache_manager.block_pool, copies=copies)
         self._copies = policy_of(self.connector)
+        self._stops = StateStops(self.cache_config.block_size)
         self._reloads: ReloadCosts | None = None
         transfer = self.vllm_config.kv_transfer_config
         if transfer is not None and transfer.kv_connector == HOST_CONNECTOR:
@@ -96,6 +99,7 @@ class WeftlineScheduler(Scheduler):
             op = _extra(request, "weftline_op")
             tokens = request.all_token_ids
             self._ledger.add(request.request_id, op, tokens, request.priority, time.monotonic())
+            self._stops.add(request.request_id, _sent(request).get("weftline_borders"))
             self._name_copies(request)
         super().add_request(request)
 
@@ -138,9 +142,20 @@ class WeftlineScheduler(Scheduler):
             blocks = (one for group in groups for one in group if one.pool is pool)
             self._contexts.leave(context, _extra(request, APPLICATION) or "", blocks)
         self._ledger.end(request.request_id)
+        self._stops.end(request.request_id)
         if self._reloads is not None:
             self._reloads.ended(request.request_id)
         super()._free_blocks(request)
+
+    def _mamba_block_aligned_split(
+        self, request: Request, tokens: int, local: int = 0, external: int = 0
+    ) -> int:
+        """Called by vLLM for each part of a prompt, if the model has a state: how many `tokens` it
+        computes behind those that the request has, and those that were found for it."""
+        start = request.num_computed_tokens + local + external
+        boundary = request.shared_prefix_boundary
+        request.shared_prefix_boundary = self._stops.next(request.request_id, start, boundary)
+        return super()._mamba_block_aligned_split(request, tokens, local, external)
 
     def _worth_loading(self, request: Request, computed: int) -> tuple[int | None, bool]:
         """The tokens to load for a request behind its `computed` ones, and whether it waits for
@@ -238,6 +253,10 @@ class AsyncWeftlineScheduler(WeftlineScheduler, AsyncScheduler):
 
 def _extra(request: Request, name: str) -> str | None:
     """A field that weftline has sent with the request."""
-    extra = request.sampling_params.extra_args if request.sampling_params else None
-    found = (extra or {}).get(name)
+    found = _sent(request).get(name)
     return found if isinstance(found, str) else None
+
+
+def _sent(request: Request) -> dict[str, Any]:
+    """The fields that the request has beside vLLM's own."""
+    return (request.sampling_params and request.sampling_params.extra_args) or {}
