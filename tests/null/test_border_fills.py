@@ -31,8 +31,7 @@ async def answers(writer: asyncio.StreamWriter, request: dict[str, Any]) -> None
         "prompt_tokens_details": {"cached_tokens": (length - 1) // BLOCK * BLOCK},
     }
     choice = {"text": "a", "token_ids": [1], "finish_reason": "stop"}
-    body = {"choices": [choice], "usage": usage}
-    data = json.dumps(body).encode()
+    data = json.dumps({"choices": [choice], "usage": usage}).encode()
     if not request.get("stream"):
         writer.write(answer(200, data))
         return

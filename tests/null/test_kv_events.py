@@ -22,12 +22,13 @@ from weftline_engine import api
 from weftline_engine.api import Residency
 from weftline_engine.remote.openai.endpoint import EndpointConfig
 from weftline_engine.remote.prefix_cache.event_feed import EventAddresses, EventFeed
-from weftline_engine.remote.prefix_cache.held_blocks import HeldBlocks
+from weftline_engine.remote.prefix_cache.held_blocks import Held, HeldBlocks
 from weftline_engine.remote.prefix_cache.kv_events import (
     BlocksCleared,
     BlocksRemoved,
     BlocksStored,
     KVEvent,
+    StatesStored,
     kv_events,
 )
 from weftline_engine.remote.vllm.config import VLLMConfig
@@ -51,8 +52,8 @@ def stored(*names: int, parent: int | None = None, tokens: tuple[int, ...], **mo
     }
 
 
-def removed(*names: int, medium: str = "GPU") -> Any:
-    return {"type": "BlockRemoved", "block_hashes": names, "medium": medium}
+def removed(*names: int, medium: str = "GPU", **more: Any) -> Any:
+    return {"type": "BlockRemoved", "block_hashes": names, "medium": medium, **more}
 
 
 def payload(*events: Any) -> bytes:
@@ -62,7 +63,8 @@ def payload(*events: Any) -> bytes:
 def test_events_are_read_as_objects_and_as_lists() -> None:
     """vLLM writes objects since 0.30; older ones and SGLang write lists, whose end may be missing.
 
-    Other layer groups, blocks without their tokens, and kinds of later versions are left out.
+    Other layer groups, blocks without their tokens, and kinds of later versions are left out. Of
+    states only the names of the blocks count: the tokens before the last one have none.
     """
     both = [
         stored(1, 2, tokens=(5, 6, 7, 8), extra_keys=[["salt"], None]),
@@ -73,6 +75,10 @@ def test_events_are_read_as_objects_and_as_lists() -> None:
         ["AllBlocksCleared"],
         stored(4, tokens=(1, 1), group_idx=1),
         stored(5, tokens=()),
+        stored(6, tokens=(1, 1), group_idx=1, kv_cache_spec_kind="sliding_window"),
+        stored(7, tokens=(1, 1), group_idx=1, kv_cache_spec_kind="full_attention"),
+        stored(8, parent=6, tokens=(1, 1, 2, 2), group_idx=2, kv_cache_spec_kind="mamba"),
+        removed(8, group_idx=2),
         {"type": "BlockMoved"},
     ]
     assert kv_events(payload(*both)) == [
@@ -82,6 +88,9 @@ def test_events_are_read_as_objects_and_as_lists() -> None:
         BlocksRemoved((1,)),
         BlocksRemoved((b"x",), on_host=True),
         BlocksCleared(),
+        BlocksStored((7,), None, ((1, 1),), ((),), group=1),
+        StatesStored((8,), group=2),
+        BlocksRemoved((8,), group=2),
     ]
 
 
@@ -94,6 +103,7 @@ def test_events_are_read_as_objects_and_as_lists() -> None:
         (payload(removed("x")), "numbers or bytes"),  # type: ignore[arg-type]
         (payload(stored(1, tokens=("a", "b"))), "a size and token ids"),  # type: ignore[arg-type]
         (payload(stored(1, tokens=(1, 2)) | {"block_size": 0}), "a size and token ids"),
+        (payload(removed(1, group_idx="2")), "numbers its group"),
         (payload(stored(1, tokens=(1, 2), extra_keys=[])), None),
         (payload(stored(1, tokens=(1, 2), extra_keys=[[], []])), "extra keys for each block"),
     ],
@@ -108,7 +118,8 @@ def test_what_is_not_such_a_message_is_refused(told: bytes, why: str | None) -> 
 
 
 def states(held: HeldBlocks) -> dict[str, tuple[Residency, int]]:
-    return {context: (where, tokens) for context, where, tokens in held.changes(lambda _: False)}
+    told = held.changes(lambda _: False)
+    return {context: (found.residency, found.tokens) for context, found in told}
 
 
 def test_a_context_is_held_up_to_its_first_missing_block() -> None:
@@ -141,39 +152,105 @@ def test_missed_removals_make_room() -> None:
     assert states(held) == {"old": (Residency.DROPPED, 0)} and len(held) == 3
 
 
+def places(held: HeldBlocks) -> dict[str, Held]:
+    return dict(held.changes(lambda _: False))
+
+
+def test_a_state_is_needed_where_a_prompt_goes_on() -> None:
+    """A context is held up to its last state, whatever blocks are behind it. Two groups of layers
+    have states, so one of them is not enough. A state on the host is copied back."""
+    held = HeldBlocks(states=True)
+    held.watch("mine", (1, 2, 3, 4, 5, 6, 7), None)
+    held.apply([BlocksStored((10, 11, 12), None, ((1, 2), (3, 4), (5, 6)), ((), (), ()), group=1)])
+    nothing = Held(Residency.DROPPED, 0, ())
+    assert places(held) == {"mine": nothing}
+    held.apply([StatesStored((10, 12), group=0)])
+    assert places(held) == {"mine": Held(Residency.RESIDENT, 6, (2, 6))}
+    held.apply([StatesStored((10,), group=2), StatesStored((12,), 2, on_host=True)])
+    assert places(held) == {"mine": Held(Residency.HOST, 6, (2, 6))}
+    held.apply([BlocksRemoved((12,), on_host=True, group=2)])
+    assert places(held) == {"mine": Held(Residency.RESIDENT, 2, (2,))}
+    held.apply([BlocksRemoved((12,), group=5), BlocksRemoved((10,), group=0)])
+    assert places(held) == {"mine": nothing}
+    held.apply([StatesStored((10, 11), group=0), BlocksRemoved((10,), group=1)])
+    assert places(held) == {}, "a state without the blocks before it is none"
+    held.apply([BlocksCleared(), BlocksStored((10,), None, ((1, 2),), ((),), group=1)])
+    assert places(held) == {} and len(held) == 3
+
+
+def test_a_model_has_a_state_if_an_event_says_so() -> None:
+    """Then what was told of blocks alone is taken back, where no state is."""
+    held = HeldBlocks(most_blocks=2)
+    held.watch("mine", (1, 2, 3, 4), None)
+    held.apply([BlocksStored((10, 11), None, ((1, 2), (3, 4)), ((), ()))])
+    assert places(held) == {"mine": Held(Residency.RESIDENT, 4)}
+    held.apply([StatesStored((11,), group=1)])
+    assert places(held) == {"mine": Held(Residency.RESIDENT, 4, (4,))}
+    held.apply([StatesStored((98, 99), group=1)])  # more states than are remembered
+    assert places(held) == {"mine": Held(Residency.DROPPED, 0, ())}
+
+
 Prompt = st.lists(st.sampled_from((1, 2)), max_size=7).map(tuple)
-Step = st.tuples(st.sampled_from(("store", "host", "remove", "unhost", "clear")), Prompt)
+Kinds = st.sampled_from(("store", "host", "remove", "unhost", "clear", "keep", "lose"))
+Step = st.tuples(Kinds, Prompt)
 
 
-@given(st.lists(Prompt, max_size=4, unique=True), st.lists(Prompt, max_size=3), st.lists(Step))
+@given(
+    st.lists(Prompt, max_size=4, unique=True),
+    st.lists(Prompt, max_size=3),
+    st.lists(Step),
+    st.booleans(),
+)
 def test_what_is_told_is_what_a_cache_has(
-    early: list[tuple[int, ...]], late: list[tuple[int, ...]], steps: list[Any]
+    early: list[tuple[int, ...]], late: list[tuple[int, ...]], steps: list[Any], stateful: bool
 ) -> None:
-    """A cache stores, offloads and removes whole prompts' blocks in any order. Whoever adds up the
-    changes knows of each context how many tokens from its start are somewhere."""
+    """A cache stores, offloads and removes whole prompts' blocks in any order, and keeps and loses
+    states. Whoever adds up the changes knows of each context how many tokens from its start are
+    somewhere, up to its last state if the model has one."""
     names: dict[tuple[int, ...], int] = {}
     device: set[tuple[int, ...]] = set()
     host: set[tuple[int, ...]] = set()
-    held = HeldBlocks()
+    kept: set[tuple[int, ...]] = set()
+    held = HeldBlocks(states=stateful)
     known: dict[str, tuple[Residency, int]] = {}
     for prompt in early:
         held.watch(str(prompt), prompt, None)
     for kind, prompt in steps:
         blocks = [prompt[:end] for end in range(SIZE, len(prompt) + 1, SIZE)]
+        if kind in ("keep", "lose"):
+            held.apply(_kept(kind, blocks[-1:], names, kept) if stateful else [])
+            continue
         held.apply(_made(kind, blocks, names, device, host))
+        if kind == "clear":
+            kept.clear()
         known.update(states(held))
     for prompt in late:
         held.watch(str(prompt), prompt, None)
     known.update(states(held))
     for prompt in (*early, *late):
-        tokens, where = 0, Residency.RESIDENT
+        found, where = (Residency.DROPPED, 0), Residency.RESIDENT
         for end in range(SIZE, len(prompt) + 1, SIZE):
             if prompt[:end] not in device | host:
                 break
             where = where if prompt[:end] in device else Residency.HOST
-            tokens = end
-        nothing = (Residency.DROPPED, 0)
-        assert known.get(str(prompt), nothing) == ((where, tokens) if tokens else nothing)
+            if not stateful or prompt[:end] in kept:
+                found = where, end
+        assert known.get(str(prompt), (Residency.DROPPED, 0)) == found
+
+
+def _kept(
+    kind: str,
+    blocks: list[tuple[int, ...]],
+    names: dict[tuple[int, ...], int],
+    kept: set[tuple[int, ...]],
+) -> list[KVEvent]:
+    """The events of a state that is kept or lost, which is also noted in the set."""
+    ids = tuple(names.setdefault(one, len(names)) for one in blocks)
+    if kind == "keep":
+        kept |= set(blocks)
+        return [StatesStored(ids, group=1)]
+    kept -= set(blocks)
+    return [BlocksRemoved(ids, group=1)]
 
 
 def _made(

@@ -108,9 +108,9 @@ def test_what_other_servers_have_is_load_and_known_prefixes() -> None:
     assert one.others.room == 100
     assert one.others.needs(10, 5) == api.Claim(used=10, wanted=5, seen=4)
     assert one.others.needs(10, 5) is None, "the engine knows"
-    one.used_elsewhere(elsewhere(moved=(("1.c", api.Residency.RESIDENT, 64),)))
+    one.used_elsewhere(elsewhere(moved=(("1.c", api.Residency.RESIDENT, 64, None),)))
     assert "b" in one.load().prefixes and "c" not in one.load().prefixes
-    one.used_elsewhere(elsewhere(servers=1, moved=(("1.c", api.Residency.DROPPED, 0),)))
+    one.used_elsewhere(elsewhere(servers=1, moved=(("1.c", api.Residency.DROPPED, 0, None),)))
     assert set(one.load().prefixes) == {"a"} and one.load().servers == 1
     described = one.op(sent(("a", 64)), 0.0).hints.footprint
     assert described == api.Footprint(held=1, computed=1, bounded=True, prefixes=(("a", 64),))

@@ -89,6 +89,8 @@ def test_a_call_goes_where_its_prefix_is() -> None:
     engines = [engine("idle"), engine("warm", latency=500, running=1, prefixes={"short", "long"})]
     assert placed([queued("a", tokens=1100, prefixes=prefixes)], engines) == {"a": "warm"}
     assert placed([queued("a", tokens=200, prefixes=prefixes[:1])], engines) == {"a": "idle"}
+    engines[1] = replace(engines[1], barred={"long"})  # it has the blocks, and no state behind them
+    assert placed([queued("a", tokens=1100, prefixes=prefixes)], engines) == {"a": "idle"}
 
 
 def test_cached_tokens_are_no_load() -> None:

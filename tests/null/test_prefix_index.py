@@ -65,12 +65,51 @@ def test_a_prefix_counts_while_any_context_has_it() -> None:
     assert set(index.hashes) == set()
 
 
+STEPS_OF = ((("a", 256), ("a+", 384), ("a++", 512), ("a+++", 768)), 800)
+
+
+@pytest.mark.parametrize(
+    ("places", "barred", "cached"),
+    [
+        (None, (), 768),
+        ((), ("a", "a+", "a++", "a+++"), 0),
+        ((800,), ("a", "a+", "a++"), 768),
+        ((416, 800), ("a", "a++"), 768),
+        ((416,), ("a",), 384),  # the context ends with it, and the longer ones do not count
+    ],
+)
+def test_a_state_counts_for_the_prefix_before_it(
+    places: tuple[int, ...] | None, barred: tuple[str, ...], cached: int
+) -> None:
+    """A prompt that parts elsewhere finds the blocks, and no state to go on with."""
+    prefixes, tokens = STEPS_OF
+    index = PrefixIndex()
+    index.expect("c", prefixes)
+    assert index.barred == set()
+    index.moved("c", Residency.RESIDENT, max(places or (tokens,)), places)
+    assert index.barred == set(barred)
+    assert common(prefixes, index.hashes, index.barred) == cached
+    index.expect("running", prefixes[:1])
+    assert "a" not in index.barred
+    index.lost("running")
+    assert index.barred == set(barred)
+
+
+def test_a_meaning_between_two_prefixes_bars_neither() -> None:
+    """A variable's border is counted beside the prefixes, so a state behind it is one for both."""
+    index = PrefixIndex()
+    index.expect("c", (("a", 256), ("a+", 384), ("meaning", 400), ("a++", 512)))
+    index.moved("c", Residency.RESIDENT, 416, (416,))
+    assert index.barred == {"a"}
+
+
 class Model:
     """A plain model of the index: a list of submissions, of which the oldest may be forgotten."""
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.contexts: list[tuple[str, Sequence[tuple[str, int]], float]] = []
+        self.places: dict[str, tuple[int, ...] | None] = {}  # by context
 
     @property
     def hashes(self) -> set[str]:
@@ -81,12 +120,27 @@ class Model:
             if length <= tokens
         }
 
+    @property
+    def barred(self) -> set[str]:
+        """Each prefix is twice as long as the one before it."""
+        goes_on: set[str] = set()
+        for context, prefixes, tokens in self.contexts:
+            places = self.places[context]
+            known = [one for one in prefixes if one[1] <= tokens]
+            for hash, length in known:
+                most = 2 * length if hash != known[-1][0] else 1000
+                if places is None or any(length <= place < most for place in places):
+                    goes_on.add(hash)
+        return self.hashes - goes_on
+
     def expect(self, context: str, prefixes: Sequence[tuple[str, int]]) -> None:
         self.contexts = [one for one in self.contexts if one[0] != context]
         self.contexts += [(context, prefixes, float("inf"))] if prefixes else []
+        self.places[context] = None
         self.shrink()
 
-    def moved(self, context: str, tokens: float) -> None:
+    def moved(self, context: str, tokens: float, places: tuple[int, ...] | None = None) -> None:
+        self.places[context] = places
         self.contexts = [
             (id, prefixes, tokens if id == context else before)
             for id, prefixes, before in self.contexts
@@ -112,6 +166,7 @@ PREFIXES = st.tuples(st.sampled_from("ab"), st.sampled_from("cde"), st.integers(
 STEPS = st.one_of(
     st.tuples(st.just("expect"), CONTEXTS, PREFIXES),
     st.tuples(st.just("moved"), CONTEXTS, st.sampled_from(Residency), st.integers(0, 200)),
+    st.tuples(st.just("kept"), CONTEXTS, st.sets(st.integers(1, 200), max_size=3).map(sorted)),
     st.tuples(st.just("lost"), CONTEXTS),
     st.tuples(st.just("clear")),
 )
@@ -129,6 +184,10 @@ def test_the_index_equals_a_plain_model(steps: list[tuple[Any, ...]], most: int)
             case ("moved", context, residency, tokens):
                 index.moved(context, residency, tokens)
                 model.moved(context, 0 if residency is Residency.DROPPED else tokens)
+            case ("kept", context, places):
+                tokens, told = max(places, default=0), tuple(places)
+                index.moved(context, Residency.RESIDENT, tokens, told)
+                model.moved(context, tokens, told)
             case ("lost", context):
                 index.lost(context)
                 model.moved(context, 0)
@@ -136,6 +195,7 @@ def test_the_index_equals_a_plain_model(steps: list[tuple[Any, ...]], most: int)
                 index.clear()
                 model.contexts.clear()
         assert set(index.hashes) == model.hashes
+        assert set(index.barred) == model.barred
 
 
 def test_an_index_is_bounded_except_for_running_prompts() -> None:

@@ -137,11 +137,22 @@ class _Known(Collection[str]):
         """`KnownPrefixes.hashes`"""
         return self
 
+    @property
+    def barred(self) -> Collection[str]:
+        """`KnownPrefixes.barred`"""
+        return ()
+
     def expect(self, context: str, prefixes: tuple[tuple[str, int], ...]) -> None:
         """`KnownPrefixes.expect`"""
         self.own.update(hash for hash, _ in prefixes)
 
-    def moved(self, context: str, residency: api.Residency, tokens: int) -> None:
+    def moved(
+        self,
+        context: str,
+        residency: api.Residency,
+        tokens: int,
+        places: tuple[int, ...] | None = None,
+    ) -> None:
         """The reports are in the set that all servers share."""
 
     def lost(self, context: str) -> None:

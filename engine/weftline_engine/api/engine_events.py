@@ -149,11 +149,15 @@ class ContextMoved(Event):
     op with the same prefix finds a resident context. A freed context is reported until nothing of
     it is left, and then as dropped with 0 tokens. Any token of a dropped context may be gone.
     `op` and `attempt` are those of the op that made the context.
+
+    `places` are given where the model has a state that is kept at few places. A prompt goes on only
+    behind as many tokens as one of them says, the fewest first. None is behind any token.
     """
 
     context: str
     residency: Residency
     tokens: int
+    places: tuple[int, ...] | None = None
 
 
 @record
@@ -183,7 +187,7 @@ class Elsewhere(Event):
     strict ops. `room` is the part of the KV cache that the applications of this server may fill, as
     the engine's own ledger says, and `grant` numbers the changes of `room`. `came` has the contexts
     of ops that have come since the last report, each with its prefixes, and `moved` what has become
-    of contexts since.
+    of contexts since, as in `ContextMoved`.
     """
 
     servers: int
@@ -197,4 +201,4 @@ class Elsewhere(Event):
     room: int | None = None
     grant: int = 0
     came: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = ()
-    moved: tuple[tuple[str, Residency, int], ...] = ()
+    moved: tuple[tuple[str, Residency, int, tuple[int, ...] | None], ...] = ()

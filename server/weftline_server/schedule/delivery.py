@@ -99,7 +99,7 @@ class Delivery:
             return is_new or len(self._queue) > 0
         # The op of such an event may have ended and been freed: only its context counts.
         if isinstance(event, api.ContextMoved):
-            member.prefixes.moved(event.context, event.residency, event.tokens)
+            member.prefixes.moved(event.context, event.residency, event.tokens, event.places)
         return False
 
     def down(self, member: Member) -> None:

@@ -116,7 +116,7 @@ def test_a_server_hears_of_the_load_and_the_contexts_of_the_others() -> None:
     ledger.ended(1, "op", is_lost=False)
     after = report(ledger, 2, told)
     assert (after.running, after.held, after.came) == (0, 0, ())
-    assert after.moved == (("1.c", Residency.RESIDENT, 300),)
+    assert after.moved == (("1.c", Residency.RESIDENT, 300, None),)
 
 
 def test_a_server_hears_which_tenants_have_strict_calls_elsewhere() -> None:
@@ -148,7 +148,7 @@ def test_a_server_that_comes_later_hears_of_all_that_is_there() -> None:
     ledger.enter(2)
     found = report(ledger, 2)
     assert dict(found.came) == {"1.kept": PREFIXES, "1.cancelled": PREFIXES}
-    assert {context: tokens for context, _, tokens in found.moved} == {
+    assert {context: tokens for context, _, tokens, _ in found.moved} == {
         "1.kept": 128,
         "1.cancelled": 0,
     }

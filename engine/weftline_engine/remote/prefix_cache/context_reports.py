@@ -24,11 +24,18 @@ class ContextReports:
         self._makers: dict[str, tuple[str, int]] = {}  # contexts → op and attempt that made it
         self._feed: EventFeed | None = None
 
-    def listen(self, addresses: EventAddresses, blocks: int | None, *, salts: bool = True) -> None:
-        """Listen to a server whose cache has so many blocks (None: unknown), and whose events name
-        `salts` or not."""
+    def listen(
+        self,
+        addresses: EventAddresses,
+        blocks: int | None,
+        *,
+        salts: bool = True,
+        states: bool = False,
+    ) -> None:
+        """Listen to a server whose cache has so many blocks (None: unknown), whose events name
+        `salts` or not, and whose model has `states` or not."""
         most = MOST_BLOCKS if blocks is None else REMEMBERED * blocks
-        self._held = HeldBlocks(most, salts=salts)
+        self._held = HeldBlocks(most, salts=salts, states=states)
         self._feed = EventFeed(addresses, self.heard)
 
     @property
@@ -57,10 +64,16 @@ class ContextReports:
 
     def report(self) -> None:
         """Report the contexts that have changed, except those whose op runs."""
-        for context, residency, tokens in self._held.changes(
+        for context, held in self._held.changes(
             lambda context: self._runs(self._makers[context][0])
         ):
             head = self._outbox.head(*self._makers[context])
             self._outbox.put(
-                api.ContextMoved(**head, context=context, residency=residency, tokens=tokens)
+                api.ContextMoved(
+                    **head,
+                    context=context,
+                    residency=held.residency,
+                    tokens=held.tokens,
+                    places=held.places,
+                )
             )

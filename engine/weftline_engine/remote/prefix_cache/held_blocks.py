@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from weftline_engine.api import Residency
+from weftline_engine.remote.prefix_cache.held_states import HeldStates
 from weftline_engine.remote.prefix_cache.kv_events import (
     BlockName,
     BlocksCleared,
     BlocksRemoved,
+    BlocksStored,
     KVEvent,
+    StatesStored,
 )
 
 # Contexts that are remembered; the oldest is forgotten.
@@ -37,24 +40,39 @@ class _Block:
     readers: dict[str, None] = field(default_factory=dict)  # contexts, the oldest first
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Where the server holds a context, and how many of its first tokens. With `places` it goes on
+    only behind so many tokens, the fewest first; None is behind any."""
+
+    residency: Residency
+    tokens: int
+    places: tuple[int, ...] | None = None
+
+
 @dataclass(slots=True)
 class _Watched:
     tokens: tuple[int, ...]
     salt: str | None
     path: list[BlockName] = field(default_factory=list)  # its known blocks, from the start
-    told: tuple[Residency, int] | None = None
+    told: Held | None = None
 
 
 class HeldBlocks:
     """The blocks of one server, and the contexts that have them.
 
     Without `salts` its events do not name the tenant's salt. Then equal prompts of two tenants
-    count as one, which places a call worse and changes no text.
+    count as one, which places a call worse and changes no text. The server's model has a state if
+    `states`, or if an event names one.
     """
 
-    def __init__(self, most_blocks: int = MOST_BLOCKS, *, salts: bool = True) -> None:
+    def __init__(
+        self, most_blocks: int = MOST_BLOCKS, *, salts: bool = True, states: bool = False
+    ) -> None:
         self._most = most_blocks
         self._salts = salts
+        self._group: int | None = None  # the group of layers whose blocks are followed
+        self._states = HeldStates(most_blocks) if states else None
         self._blocks: OrderedDict[BlockName, _Block] = OrderedDict()
         self._by_key: dict[_Key, BlockName] = {}
         self._watched: OrderedDict[str, _Watched] = OrderedDict()
@@ -81,21 +99,32 @@ class HeldBlocks:
                     for block in self._blocks.values():
                         block.on_device = block.on_host = False
                         self._changed |= block.readers
-                case BlocksRemoved(names, on_host):
+                    if self._states is not None:
+                        self._states.clear()
+                case BlocksRemoved(names, on_host, group):
                     for name in names:
-                        self._remove(name, on_host)
+                        self._remove(name, on_host, group)
+                case StatesStored(names, group, on_host):
+                    for name in names:
+                        self._keep(name, group, on_host)
                 case _:
-                    parent = event.parent
-                    for name, tokens, extra in zip(
-                        event.names, event.tokens, event.extras, strict=True
-                    ):
-                        if parent is not None and parent not in self._blocks:
-                            break  # it was stored before we listened
-                        key = (parent, tokens, extra if self._salts else ())
-                        self._store(name, key, event.on_host)
-                        parent = name
+                    self._take(event)
 
-    def changes(self, runs: Callable[[str], bool]) -> Iterator[tuple[str, Residency, int]]:
+    def _take(self, event: BlocksStored) -> None:
+        """Take in stored blocks. Other groups of layers have the same blocks as the first."""
+        if self._group is None:
+            self._group = event.group
+        if event.group != self._group:
+            return
+        parent = event.parent
+        for name, tokens, extra in zip(event.names, event.tokens, event.extras, strict=True):
+            if parent is not None and parent not in self._blocks:
+                break  # it was stored before we listened
+            key = (parent, tokens, extra if self._salts else ())
+            self._store(name, key, event.on_host)
+            parent = name
+
+    def changes(self, runs: Callable[[str], bool]) -> Iterator[tuple[str, Held]]:
         """The contexts whose state differs from the one that was told last.
 
         Nothing is told of a context before the server has a block of it: its events may come later
@@ -112,12 +141,19 @@ class HeldBlocks:
                 self._changed[context] = None
                 continue
             state = self._state(found)
-            if state != found.told and (found.told or state[1]):
+            if state != found.told and (found.told or self._begins(found)):
                 found.told = state
-                yield context, *state
+                yield context, state
 
-    def _state(self, watched: _Watched) -> tuple[Residency, int]:
-        tokens, residency = 0, Residency.RESIDENT
+    def _begins(self, watched: _Watched) -> bool:
+        """Whether the server has the first block of a context."""
+        first = self._blocks[watched.path[0]] if watched.path else None
+        return first is not None and (first.on_device or first.on_host)
+
+    def _state(self, watched: _Watched) -> Held:
+        """What is held. The blocks behind the last state are of no use."""
+        tokens, residency, places = 0, Residency.RESIDENT, list[int]()
+        found = Held(Residency.DROPPED, 0, None if self._states is None else ())
         for name in watched.path:
             block = self._blocks[name]
             if not block.on_device and not block.on_host:
@@ -125,7 +161,23 @@ class HeldBlocks:
             if not block.on_device:
                 residency = Residency.HOST
             tokens += self._size
-        return (residency, tokens) if tokens else (Residency.DROPPED, 0)
+            if self._states is None:
+                found = Held(residency, tokens)
+            elif (state := self._states.at(name)) is not Residency.DROPPED:
+                places.append(tokens)
+                both = residency if state is Residency.RESIDENT else state
+                found = Held(both, tokens, tuple(places))
+        return found
+
+    def _keep(self, name: BlockName, group: int, on_host: bool) -> None:
+        """Note a state. The first of a group changes what is known of all contexts."""
+        if self._states is None:
+            self._states = HeldStates(self._most)
+        if group not in self._states.groups:
+            self._changed |= dict.fromkeys(self._watched)
+        for one in (name, self._states.store(name, group, on_host)):
+            if one is not None and (block := self._blocks.get(one)) is not None:
+                self._changed |= block.readers
 
     def _store(self, name: BlockName, key: _Key, on_host: bool) -> None:
         block = self._blocks.get(name)
@@ -147,9 +199,13 @@ class HeldBlocks:
         while len(self._blocks) > self._most:
             self._drop(next(iter(self._blocks)))
 
-    def _remove(self, name: BlockName, on_host: bool) -> None:
+    def _remove(self, name: BlockName, on_host: bool, group: int) -> None:
         block = self._blocks.get(name)
-        if block is None:
+        if self._states is not None and group in self._states.groups:
+            self._states.remove(name, group, on_host)
+            self._changed |= {} if block is None else block.readers
+            return
+        if block is None or group != self._group:
             return
         if on_host:
             block.on_host = False

@@ -28,8 +28,12 @@ _STORED = (
     "lora_name",
     "extra_keys",
     "group_idx",
+    "kv_cache_spec_kind",
 )
 _REMOVED = ("type", "block_hashes", "medium", "group_idx")
+_STATES = "mamba"  # the kind of groups of layers with a state, such as convolutions
+# Kinds of groups with the keys and values of all tokens. Without a kind it is the first group.
+_ATTENTION = (None, "full_attention", "mla_attention", "sink_full_attention")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,8 @@ class BlocksStored:
     """Blocks behind `parent` (None: at the start), each with its tokens.
 
     `extras` has for each block what distinguishes it beside its tokens, such as a tenant's salt.
-    `on_host` says that they are in host memory, behind a KV connector.
+    `on_host` says that they are in host memory, behind a KV connector. `group` numbers the group of
+    layers.
     """
 
     names: tuple[BlockName, ...]
@@ -45,14 +50,26 @@ class BlocksStored:
     tokens: tuple[tuple[int, ...], ...]
     extras: tuple[tuple[str, ...], ...]
     on_host: bool = False
+    group: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StatesStored:
+    """The states of a group of layers at the ends of blocks, which have these names in the groups
+    with keys and values."""
+
+    names: tuple[BlockName, ...]
+    group: int
+    on_host: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class BlocksRemoved:
-    """Blocks that the device, or with `on_host` the host, does not have any more."""
+    """Blocks or states that the device, or with `on_host` the host, does not have any more."""
 
     names: tuple[BlockName, ...]
     on_host: bool = False
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +77,13 @@ class BlocksCleared:
     """The cache is empty."""
 
 
-KVEvent = BlocksStored | BlocksRemoved | BlocksCleared
+KVEvent = BlocksStored | StatesStored | BlocksRemoved | BlocksCleared
 
 
 def kv_events(payload: bytes) -> list[KVEvent]:
     """The events of one message. Raises ValueError if it is not such a message.
 
-    Events of other layer groups than the first are left out: they have the same prompts.
+    Groups of layers with windows are left out, and groups without a kind except the first.
     """
     try:
         batch = msgspec.msgpack.decode(payload)
@@ -83,15 +100,18 @@ def _event(told: Any) -> KVEvent | None:
     fields = _fields(told)
     if fields.get("type") == "AllBlocksCleared":
         return BlocksCleared()
-    if fields.get("group_idx") not in (None, 0):
-        return None
+    group, kind = fields.get("group_idx") or 0, fields.get("kv_cache_spec_kind")
+    if not isinstance(group, int):
+        raise ValueError("a KV event numbers its group of layers")
     on_host = fields.get("medium") not in (None, "GPU")
     match fields.get("type"):
-        case "BlockStored":
-            return _stored(fields, on_host)
+        case "BlockStored" if kind == _STATES:
+            return StatesStored(_names(fields.get("block_hashes")), group, on_host)
+        case "BlockStored" if kind in _ATTENTION and (kind or not group):
+            return _stored(fields, on_host, group)
         case "BlockRemoved":
-            return BlocksRemoved(_names(fields.get("block_hashes")), on_host)
-    return None  # of a newer version
+            return BlocksRemoved(_names(fields.get("block_hashes")), on_host, group)
+    return None  # of another kind, or of a newer version
 
 
 def _fields(told: Any) -> dict[str, Any]:
@@ -103,7 +123,7 @@ def _fields(told: Any) -> dict[str, Any]:
     raise ValueError("a KV event is an object, or a list that begins with its type")
 
 
-def _stored(fields: dict[str, Any], on_host: bool) -> BlocksStored | None:
+def _stored(fields: dict[str, Any], on_host: bool, group: int) -> BlocksStored | None:
     names, size = _names(fields.get("block_hashes")), fields.get("block_size")
     tokens, parent = fields.get("token_ids"), fields.get("parent_block_hash")
     if parent is not None:
@@ -123,6 +143,7 @@ def _stored(fields: dict[str, Any], on_host: bool) -> BlocksStored | None:
         tuple(tuple(tokens[at : at + size]) for at in range(0, len(tokens), size)),
         tuple(tuple(map(str, one or ())) for one in extras),
         on_host,
+        group,
     )
 
 

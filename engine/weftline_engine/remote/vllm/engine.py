@@ -120,7 +120,8 @@ class VLLMEngine(PrefixCacheEngine):
         events = self._config.kv_events if self._child is None else self._child.events
         if events is not None:
             at = events if rank is None else events.of_rank(rank)
-            self._reports.listen(at, kv_blocks(metrics, rank))
+            has_states = self._borders is not None
+            self._reports.listen(at, kv_blocks(metrics, rank), states=has_states)
         if not self._notes.are_read:
             # A child of ours has no other clients.
             self._watch_gauge(gauge_names(rank), pool if self._child is None else None)

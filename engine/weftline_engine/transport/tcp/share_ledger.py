@@ -16,6 +16,7 @@ from weftline_engine.transport.tcp.kv_grants import KvGrants
 MOST_CONTEXTS = 8192
 
 Prefixes = tuple[tuple[str, int], ...]
+_Moved = tuple[api.Residency, int, tuple[int, ...] | None]  # as in `api.ContextMoved`
 
 
 @dataclass(slots=True)
@@ -50,7 +51,7 @@ class _News:
     """What a server has not been told of the others' contexts."""
 
     came: dict[str, Prefixes] = field(default_factory=dict)
-    moved: dict[str, tuple[api.Residency, int]] = field(default_factory=dict)
+    moved: dict[str, _Moved] = field(default_factory=dict)
 
 
 _NOTHING = api.Footprint(held=0, computed=0)
@@ -66,7 +67,7 @@ class EngineLedger:
         self._all = _Load()
         self._news: dict[int, _News] = {}
         self._contexts: dict[str, Prefixes] = {}  # the last that came last
-        self._moved: dict[str, tuple[api.Residency, int]] = {}  # of these
+        self._moved: dict[str, _Moved] = {}  # of these
 
     def enter(self, server: int) -> None:
         """A server uses the engine from now on. It is told of all contexts."""
@@ -96,7 +97,7 @@ class EngineLedger:
         self._moved.pop(context, None)
         self._contexts[context] = found.prefixes
         if len(self._contexts) > MOST_CONTEXTS:
-            self._tell(0, next(iter(self._contexts)), api.Residency.DROPPED, 0)
+            self._tell(0, next(iter(self._contexts)), (api.Residency.DROPPED, 0, None))
         for other, news in self._news.items():
             if other != server:
                 news.came[context] = found.prefixes
@@ -111,23 +112,30 @@ class EngineLedger:
         self._all.add(found, -1)
         if is_lost and context in self._contexts:
             # Until the engine says what was computed of it.
-            self._tell(server, context, api.Residency.RESIDENT, 0)
+            self._tell(server, context, (api.Residency.RESIDENT, 0, None))
 
-    def moved(self, server: int, context: str, residency: api.Residency, tokens: int) -> None:
+    def moved(
+        self,
+        server: int,
+        context: str,
+        residency: api.Residency,
+        tokens: int,
+        places: tuple[int, ...] | None = None,
+    ) -> None:
         """The engine has so much of a context of this server."""
         if context in self._contexts:
-            self._tell(server, context, residency, tokens)
+            self._tell(server, context, (residency, tokens, places))
 
-    def _tell(self, server: int, context: str, residency: api.Residency, tokens: int) -> None:
+    def _tell(self, server: int, context: str, moved: _Moved) -> None:
         """Tell all servers but this one what has become of a context."""
-        if residency is api.Residency.DROPPED:
+        if moved[0] is api.Residency.DROPPED:
             del self._contexts[context]
             self._moved.pop(context, None)
         else:
-            self._moved[context] = residency, tokens
+            self._moved[context] = moved
         for other, news in self._news.items():
             if other != server:
-                news.moved[context] = residency, tokens
+                news.moved[context] = moved
 
     def report(self, server: int, before: api.Elsewhere | None) -> api.Elsewhere | None:
         """What this server has to be told, after it was told `before`; None where that is nothing.

@@ -154,7 +154,7 @@ class SharedEngine:
         ledger = self._ledger
         match event:
             case api.ContextMoved():
-                ledger.moved(server, event.context, event.residency, event.tokens)
+                ledger.moved(server, event.context, event.residency, event.tokens, event.places)
             case api.Finished() | api.Paused() | api.Failed():
                 ledger.ended(server, op, is_lost=isinstance(event, api.Failed))
             case _:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, replace
 from enum import StrEnum
 from operator import itemgetter
@@ -148,12 +148,12 @@ class InHand:
         self._written: dict[str, list[int]] = {}  # the output of each op that may pause
         self.totals = Totals()
 
-    def hold(self, work: Work, known: Collection[str]) -> None:
+    def hold(self, work: Work, known: KnownPrefixes) -> None:
         """Add an op to an engine that holds the `known` prefixes, or replace it by a
         longer form.
         """
         if work.op.id not in self.works:
-            self._cached[work.op.id] = common(work.prefixes, known)
+            self._cached[work.op.id] = common(work.prefixes, known.hashes, known.barred)
         self.works[work.op.id] = work
 
     def footprint(self, work: Work) -> api.Footprint:
@@ -206,8 +206,8 @@ class InHand:
         """By application: the most tokens that its call here may still generate."""
         return {work.op.hints.application: self._left(work) for work in self.works.values()}
 
-    def load(self, name: str, description: api.Description, known: Collection[str]) -> EngineLoad:
-        """Sum up the ops for placement. `known` are the hashes of the engine's prefixes."""
+    def load(self, name: str, description: api.Description, known: KnownPrefixes) -> EngineLoad:
+        """Sum up the ops for placement. `known` are the engine's prefixes."""
         groups: dict[str, int] = {}
         latency = grouped = throughput = 0
         held = early = bounded = 0
@@ -257,7 +257,8 @@ class InHand:
             kv_tokens=description.kv_tokens,
             latency_tokens=latency_tokens(description.step_profile),
             groups=groups,
-            prefixes=known,
+            prefixes=known.hashes,
+            barred=known.barred,
             shared=shared,
         )
 
@@ -344,7 +345,7 @@ class Member:
     def hold(self, work: Work) -> None:
         """Note that the engine runs this op, or has got more of its prompt."""
         is_new = work.op.id not in self.ops.works
-        self.ops.hold(work, self.prefixes.hashes)
+        self.ops.hold(work, self.prefixes)
         if is_new:
             both = sorted((*work.prefixes, *work.meanings), key=itemgetter(1))
             self.prefixes.expect(work.op.context, tuple(both))
@@ -371,8 +372,8 @@ class Member:
         """Note what other servers have on the engine, and the prefixes of their calls."""
         for context, prefixes in report.came:
             self.prefixes.expect(_foreign(context), prefixes)
-        for context, residency, tokens in report.moved:
-            self.prefixes.moved(_foreign(context), residency, tokens)
+        for context, residency, tokens, places in report.moved:
+            self.prefixes.moved(_foreign(context), residency, tokens, places)
         self.others.hear(report)
         self._load = None
 
@@ -397,7 +398,7 @@ class Member:
         """Return the engine's load. It is kept, since of 256 engines few change between rounds."""
         if self._load is None:
             assert self.description is not None, "a ready engine has described itself"
-            self._load = self.ops.load(self.name, self.description, self.prefixes.hashes)
+            self._load = self.ops.load(self.name, self.description, self.prefixes)
         return self.others.added(self._load)
 
 

@@ -13,6 +13,10 @@ MAX_PREFIXES = 8192
 UNKNOWN_POOL = 1 << 20  # tokens; assumed of an engine that does not announce its KV cache's size
 
 Prefixes = tuple[tuple[str, int], ...]  # hash and length in tokens of a prompt's prefixes
+Places = tuple[int, ...] | None  # of `api.ContextMoved`
+# A state behind a prefix, at most at this many times its length, counts as one at its
+# end: where two prompts part is known to one of PREFIX_TOKENS only, which are so far apart.
+NEAR = 4 / 3
 
 
 class KnownPrefixes(Protocol):
@@ -23,12 +27,21 @@ class KnownPrefixes(Protocol):
         """The hashes of the known prefixes: a view that follows later changes."""
         ...
 
+    @property
+    def barred(self) -> Collection[str]:
+        """Of these, the prefixes whose model state is not kept, so that a prompt that parts there
+        computes them again: a view, too."""
+        ...
+
     def expect(self, context: str, prefixes: Prefixes) -> None:
         """An op was submitted that will compute `context`, whose prompt begins with `prefixes`."""
         ...
 
-    def moved(self, context: str, residency: api.Residency, tokens: int) -> None:
-        """The engine holds the first `tokens` tokens of the context, on the device or the host."""
+    def moved(
+        self, context: str, residency: api.Residency, tokens: int, places: Places = None
+    ) -> None:
+        """The engine holds the first `tokens` tokens of the context, on the device or the host. It
+        goes on only behind `places`; None is behind any token."""
         ...
 
     def lost(self, context: str) -> None:
@@ -62,9 +75,22 @@ class _Context:
     tokens: int = 0
     coming: bool = True
     on_host: bool = False
+    places: Places = None
 
-    def known(self) -> list[str]:
-        return [hash for hash, length in self.prefixes if self.coming or length <= self.tokens]
+    def known(self) -> list[tuple[str, bool]]:
+        """The prefixes that count, and of each whether it is barred."""
+        if self.coming:
+            return [(hash, False) for hash, _ in self.prefixes]
+        known = [one for one in self.prefixes if one[1] <= self.tokens]
+        if self.places is None:
+            return [(hash, False) for hash, _ in known]
+        ends = (*(length for _, length in known), self.tokens + 1)
+        return [(hash, not self._goes_on(*ends[at : at + 2])) for at, (hash, _) in enumerate(known)]
+
+    def _goes_on(self, length: int, next: int) -> bool:
+        """Whether a state is kept behind a prefix, before the `next` one or near."""
+        assert self.places is not None, "without them it goes on anywhere"
+        return any(length <= place < max(next, NEAR * length) for place in self.places)
 
 
 class PrefixIndex:
@@ -80,6 +106,8 @@ class PrefixIndex:
         self._most = most
         self._contexts: dict[str, _Context] = {}  # the oldest submission first
         self.hashes: dict[str, int] = {}  # hash → contexts that have it
+        self.barred: set[str] = set()
+        self._passing: dict[str, int] = {}  # hash → contexts in which it is barred
 
     def expect(self, context: str, prefixes: Prefixes) -> None:
         self._forget(context)
@@ -88,7 +116,9 @@ class PrefixIndex:
             self._count(self._contexts[context], 1)
             self._shrink()
 
-    def moved(self, context: str, residency: api.Residency, tokens: int) -> None:
+    def moved(
+        self, context: str, residency: api.Residency, tokens: int, places: Places = None
+    ) -> None:
         found = self._contexts.get(context)
         if found is None:
             return  # its prompt is not known (any more)
@@ -96,6 +126,7 @@ class PrefixIndex:
         found.coming = False
         found.tokens = 0 if residency is api.Residency.DROPPED else tokens
         found.on_host = residency is api.Residency.HOST
+        found.places = places
         self._count(found, 1)
         self._shrink()
 
@@ -122,14 +153,16 @@ class PrefixIndex:
     def clear(self) -> None:
         self._contexts.clear()
         self.hashes.clear()
+        self.barred.clear()
+        self._passing.clear()
 
     def _count(self, context: _Context, step: int) -> None:
-        for hash in context.known():
-            count = self.hashes.get(hash, 0) + step
-            if count:
-                self.hashes[hash] = count
-            else:
-                del self.hashes[hash]
+        """A prefix is barred while it is so in all contexts that have it."""
+        for hash, is_barred in context.known():
+            count = _added(self.hashes, hash, step)
+            if is_barred or hash in self._passing:
+                passing = _added(self._passing, hash, step * is_barred)
+                (self.barred.add if 0 < passing == count else self.barred.discard)(hash)
 
     def _forget(self, context: str) -> None:
         if (found := self._contexts.pop(context, None)) is not None:
@@ -143,6 +176,16 @@ class PrefixIndex:
             self._forget(oldest)
 
 
+def _added(counts: dict[str, int], hash: str, step: int) -> int:
+    """Add a step to a count, and forget it at zero."""
+    count = counts.get(hash, 0) + step
+    if count:
+        counts[hash] = count
+    else:
+        counts.pop(hash, None)
+    return count
+
+
 class PrefixEstimate:
     """For an engine that does not report its contexts (vLLM, OpenAI endpoints): a guess.
 
@@ -152,6 +195,7 @@ class PrefixEstimate:
 
     def __init__(self, room: int) -> None:
         self._room = room
+        self.barred: frozenset[str] = frozenset()
         self.hashes: dict[str, int] = {}  # hash → its tokens beyond the next shorter; oldest first
         self.tokens = 0  # the sum of these
 
@@ -165,7 +209,9 @@ class PrefixEstimate:
         while self.tokens > self._room or len(self.hashes) > MAX_PREFIXES:
             self.tokens -= self.hashes.pop(next(iter(self.hashes)))
 
-    def moved(self, context: str, residency: api.Residency, tokens: int) -> None:
+    def moved(
+        self, context: str, residency: api.Residency, tokens: int, places: Places = None
+    ) -> None:
         """Does nothing: such an engine's reports are not complete."""
 
     def lost(self, context: str) -> None:

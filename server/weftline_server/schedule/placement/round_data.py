@@ -132,6 +132,7 @@ class EngineLoad:
     latency_tokens: int | None = None
     groups: Mapping[str, int] = field(default_factory=dict)  # group → members there
     prefixes: Collection[str] = frozenset()  # hashes of the prefixes that its cache should hold
+    barred: Collection[str] = frozenset()  # of these, where it has no state to go on with
     shared: Collection[str] = frozenset()  # hashes of the prefixes of its calls in flight
     servers: int = 1
 
@@ -145,11 +146,17 @@ class Placement:
     why: tuple[EngineScore, ...] = field(default=(), compare=False)
 
 
-def common(prefixes: Sequence[tuple[str, int]], known: Collection[str]) -> int:
-    """Return the tokens of the longest prefix that is known together with all shorter ones."""
+def common(
+    prefixes: Sequence[tuple[str, int]],
+    known: Collection[str],
+    barred: Collection[str] = frozenset(),
+) -> int:
+    """Return the tokens of the longest prefix that is known together with all shorter ones, and is
+    not barred."""
     found = 0
     for hash, tokens in prefixes:
         if hash not in known:
             break
-        found = tokens
+        if hash not in barred:
+            found = tokens
     return found

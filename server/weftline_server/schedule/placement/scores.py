@@ -190,18 +190,19 @@ class Candidate:
         more.
         """
         # The loop runs for every call and engine, so the loop calls nothing.
-        fresh, there = self.fresh, self.load.prefixes
+        fresh, there, barred = self.fresh, self.load.prefixes, self.load.barred
         shared = 0
         for hash, tokens in item.prefixes:
             if hash not in fresh and hash not in there:
                 break
-            shared = tokens
+            if hash not in barred or hash in fresh:
+                shared = tokens
         if not item.meanings:
             return item.tokens - shared
         for hash, tokens in item.meanings:
             if hash not in fresh and hash not in there:
                 break
-            if tokens > shared:
+            if tokens > shared and (hash not in barred or hash in fresh):
                 shared = tokens
         return item.tokens - shared
 
