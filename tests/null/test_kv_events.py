@@ -22,7 +22,7 @@ from weftline_engine import api
 from weftline_engine.api import Residency
 from weftline_engine.remote.openai.endpoint import EndpointConfig
 from weftline_engine.remote.prefix_cache.event_feed import EventAddresses, EventFeed
-from weftline_engine.remote.prefix_cache.held_blocks import Held, HeldBlocks
+from weftline_engine.remote.prefix_cache.held_blocks import HeldBlocks, HeldPart
 from weftline_engine.remote.prefix_cache.kv_events import (
     BlocksCleared,
     BlocksRemoved,
@@ -152,7 +152,7 @@ def test_missed_removals_make_room() -> None:
     assert states(held) == {"old": (Residency.DROPPED, 0)} and len(held) == 3
 
 
-def places(held: HeldBlocks) -> dict[str, Held]:
+def places(held: HeldBlocks) -> dict[str, HeldPart]:
     return dict(held.changes(lambda _: False))
 
 
@@ -162,14 +162,14 @@ def test_a_state_is_needed_where_a_prompt_goes_on() -> None:
     held = HeldBlocks(states=True)
     held.watch("mine", (1, 2, 3, 4, 5, 6, 7), None)
     held.apply([BlocksStored((10, 11, 12), None, ((1, 2), (3, 4), (5, 6)), ((), (), ()), group=1)])
-    nothing = Held(Residency.DROPPED, 0, ())
+    nothing = HeldPart(Residency.DROPPED, 0, ())
     assert places(held) == {"mine": nothing}
     held.apply([StatesStored((10, 12), group=0)])
-    assert places(held) == {"mine": Held(Residency.RESIDENT, 6, (2, 6))}
+    assert places(held) == {"mine": HeldPart(Residency.RESIDENT, 6, (2, 6))}
     held.apply([StatesStored((10,), group=2), StatesStored((12,), 2, on_host=True)])
-    assert places(held) == {"mine": Held(Residency.HOST, 6, (2, 6))}
+    assert places(held) == {"mine": HeldPart(Residency.HOST, 6, (2, 6))}
     held.apply([BlocksRemoved((12,), on_host=True, group=2)])
-    assert places(held) == {"mine": Held(Residency.RESIDENT, 2, (2,))}
+    assert places(held) == {"mine": HeldPart(Residency.RESIDENT, 2, (2,))}
     held.apply([BlocksRemoved((12,), group=5), BlocksRemoved((10,), group=0)])
     assert places(held) == {"mine": nothing}
     held.apply([StatesStored((10, 11), group=0), BlocksRemoved((10,), group=1)])
@@ -183,11 +183,11 @@ def test_a_model_has_a_state_if_an_event_says_so() -> None:
     held = HeldBlocks(most_blocks=2)
     held.watch("mine", (1, 2, 3, 4), None)
     held.apply([BlocksStored((10, 11), None, ((1, 2), (3, 4)), ((), ()))])
-    assert places(held) == {"mine": Held(Residency.RESIDENT, 4)}
+    assert places(held) == {"mine": HeldPart(Residency.RESIDENT, 4)}
     held.apply([StatesStored((11,), group=1)])
-    assert places(held) == {"mine": Held(Residency.RESIDENT, 4, (4,))}
+    assert places(held) == {"mine": HeldPart(Residency.RESIDENT, 4, (4,))}
     held.apply([StatesStored((98, 99), group=1)])  # more states than are remembered
-    assert places(held) == {"mine": Held(Residency.DROPPED, 0, ())}
+    assert places(held) == {"mine": HeldPart(Residency.DROPPED, 0, ())}
 
 
 Prompt = st.lists(st.sampled_from((1, 2)), max_size=7).map(tuple)

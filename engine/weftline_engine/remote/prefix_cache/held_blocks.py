@@ -41,7 +41,7 @@ class _Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldPart:
     """Where the server holds a context, and how many of its first tokens. With `places` it goes on
     only behind so many tokens, the fewest first; None is behind any."""
 
@@ -55,7 +55,7 @@ class _Watched:
     tokens: tuple[int, ...]
     salt: str | None
     path: list[BlockName] = field(default_factory=list)  # its known blocks, from the start
-    told: Held | None = None
+    told: HeldPart | None = None
 
 
 class HeldBlocks:
@@ -124,7 +124,7 @@ class HeldBlocks:
             self._store(name, key, event.on_host)
             parent = name
 
-    def changes(self, runs: Callable[[str], bool]) -> Iterator[tuple[str, Held]]:
+    def changes(self, runs: Callable[[str], bool]) -> Iterator[tuple[str, HeldPart]]:
         """The contexts whose state differs from the one that was told last.
 
         Nothing is told of a context before the server has a block of it: its events may come later
@@ -150,10 +150,10 @@ class HeldBlocks:
         first = self._blocks[watched.path[0]] if watched.path else None
         return first is not None and (first.on_device or first.on_host)
 
-    def _state(self, watched: _Watched) -> Held:
+    def _state(self, watched: _Watched) -> HeldPart:
         """What is held. The blocks behind the last state are of no use."""
         tokens, residency, places = 0, Residency.RESIDENT, list[int]()
-        found = Held(Residency.DROPPED, 0, None if self._states is None else ())
+        found = HeldPart(Residency.DROPPED, 0, None if self._states is None else ())
         for name in watched.path:
             block = self._blocks[name]
             if not block.on_device and not block.on_host:
@@ -162,11 +162,11 @@ class HeldBlocks:
                 residency = Residency.HOST
             tokens += self._size
             if self._states is None:
-                found = Held(residency, tokens)
+                found = HeldPart(residency, tokens)
             elif (state := self._states.at(name)) is not Residency.DROPPED:
                 places.append(tokens)
                 both = residency if state is Residency.RESIDENT else state
-                found = Held(both, tokens, tuple(places))
+                found = HeldPart(both, tokens, tuple(places))
         return found
 
     def _keep(self, name: BlockName, group: int, on_host: bool) -> None:
