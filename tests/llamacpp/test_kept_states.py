@@ -7,21 +7,19 @@ windows (Gemma 3). What their llama-server computes is read from its own metrics
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from shutil import copy
 from typing import Any
 
 import pytest
 import pytest_asyncio
 import torch
-from transformers import AutoModelForCausalLM, Gemma3TextConfig, Lfm2Config, PretrainedConfig
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
 
 from tests.contract.target import Target
-from tests.llamacpp.conftest import ROOT
+from tests.llamacpp.random_ggufs import FAMILIES, gguf_of
 from tests.variants import load_model, prefill
 from weftline_engine import api
 from weftline_engine.own.models import resolve
@@ -33,41 +31,16 @@ from weftline_engine.remote.llamacpp.state_cut import StateCut, cut_of
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SHARED = tuple(range(1000, 1400))  # tokens that calls have in common
-SIZES = {
-    "vocab_size": 49_152,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 2048,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 2,
-}
-
-
-def gguf_of(config: PretrainedConfig, words: Path, folder: Path) -> Path:
-    """A GGUF file with random weights and the tokenizer of `words`, by llama.cpp's converter."""
-    AutoModelForCausalLM.from_config(config).float().save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        copy(words / name, folder)
-    path = folder / "model.gguf"
-    script = ROOT / ".venv-llama/source/convert_hf_to_gguf.py"
-    command = [sys.executable, str(script), str(folder), "--outfile", str(path)]
-    subprocess.run([*command, "--outtype", "f16"], check=True, capture_output=True, timeout=200)
-    return path
 
 
 @pytest.fixture(scope="module")
 def convolutions(smollm2_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = Lfm2Config(**SIZES, num_hidden_layers=2, layer_types=["conv", "full_attention"])
-    return gguf_of(config, smollm2_directory, tmp_path_factory.mktemp("lfm2"))
+    return gguf_of(FAMILIES["LFM2"](), smollm2_directory, tmp_path_factory.mktemp("lfm2"))
 
 
 @pytest.fixture(scope="module")
 def windows(smollm2_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = Gemma3TextConfig(**SIZES, num_hidden_layers=6, head_dim=16, sliding_window=128)
-    return gguf_of(config, smollm2_directory, tmp_path_factory.mktemp("gemma3"))
+    return gguf_of(FAMILIES["Gemma 3"](), smollm2_directory, tmp_path_factory.mktemp("gemma3"))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -124,7 +97,25 @@ async def test_siblings_compute_their_common_beginning_once(hybrid: Target) -> N
     cached = [one.finished.usage.cached_tokens for one in heard if one.finished is not None]
     assert sorted(cached) == [0] + [len(SHARED)] * 3  # one of them computed it
     # And one token for each slot that was written before.
-    assert await computed(hybrid) - before <= len(SHARED) + 4 * 40 + 2
+    assert await computed(hybrid) - before <= len(SHARED) + 4 * 40 + 4
+
+
+async def test_the_system_prompt_of_a_first_call_is_kept(
+    hybrid: Target, smollm2_directory: Path
+) -> None:
+    """llama-server keeps no state where a message of the user begins, unless it is filled up to
+    there. So it is by the first call already, at no cost but a request."""
+    words = Tokenizer.from_file(str(smollm2_directory / "tokenizer.json"))
+    mark = words.encode("<|im_end|>\n<|im_start|>user\n", add_special_tokens=False).ids
+    system, before = (*range(5000, 5300), *mark), await computed(hybrid)
+    for number in range(3):
+        asked = (*system, *range(6000 + 50 * number, 6040 + 50 * number))
+        [heard] = await hybrid.run(op(f"asked{number}", asked))
+        assert heard.finished is not None
+        found = heard.finished.usage.cached_tokens
+        assert found == (len(system) - 1 if number else 0)  # the newline is of the message
+    # And one token for each slot that was written before.
+    assert await computed(hybrid) - before <= len(system) + 3 * 41 + 3
 
 
 @pytest.mark.parametrize("stops", [(), (49_000,)])

@@ -9,88 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.null.llama_desk import SHARED, Bench, bench
 from weftline_engine import api
 from weftline_engine.remote.common_tokens import common
 from weftline_engine.remote.llamacpp.answer_pace import AnswerPace
 from weftline_engine.remote.llamacpp.files import SavedFiles
-from weftline_engine.remote.llamacpp.slots import LEAST_COPY, Seat, SlotBook, SlotCall
+from weftline_engine.remote.llamacpp.slots import LEAST_COPY, Seat, SlotBook
 from weftline_engine.remote.llamacpp.state_cut import StateCut, after_prompt, cut_of
-
-SHARED = tuple(range(1000, 1000 + 3 * LEAST_COPY))  # a beginning that is worth a copy
-
-
-@dataclass
-class Bench:
-    """A book, and llama-server in its place: calls end when they are told to."""
-
-    book: SlotBook
-    seats: list[Seat] = field(default_factory=list)
-    calls: dict[str, SlotCall] = field(default_factory=dict)
-    names: int = 0
-
-    def submit(
-        self,
-        tokens: tuple[int, ...],
-        *,
-        name: str = "",
-        salt: str = "",
-        fills: bool = False,
-        open: bool = False,
-        left: int = 0,
-        **hints: Any,
-    ) -> str:
-        self.names += 1
-        name = name or f"op{self.names}"
-        kind = api.Kind.FILL if fills else api.Kind.GENERATE
-        op = api.Op(id=name, kind=kind, context=name, salt=salt, tokens=tokens)
-        self.book.contexts.begin(op, tokens)
-        wish = api.Hints(**hints)
-        self.calls[name] = SlotCall(
-            name, tokens, salt, fills=fills, hints=wish, open=open, left=left or 1000 * (not fills)
-        )
-        self.book.add(self.calls[name])
-        return name
-
-    def seat(self, least_early: int | None = None) -> Seat | None:
-        seat = self.book.next(least_early)
-        if seat is not None:
-            self.seats.append(seat)
-            for file in (seat.save, seat.border, seat.restore):
-                if file is not None:
-                    self.book.done(file)
-        return seat
-
-    def all(self) -> list[Seat]:
-        found = []
-        while (seat := self.seat()) is not None:
-            found.append(seat)
-        return found
-
-    def end(self, seat: Seat, output: tuple[int, ...] = ()) -> None:
-        """The last token of an output is not in the slot."""
-        tokens = (*seat.call.tokens, *output)
-        held = len(tokens) - (1 if output else 0)
-        self.book.end(seat, seat.call.op, tokens, held)
-
-    def run(
-        self, tokens: tuple[int, ...], output: tuple[int, ...] = (7, 8), **options: Any
-    ) -> Seat:
-        self.submit(tokens, **options)
-        seat = self.seat()
-        assert seat is not None
-        if not seat.call.op:  # a beginning is filled first
-            self.book.release(seat, seat.call.tokens, computed=True)
-            seat = self.seat()
-            assert seat is not None
-        self.end(seat, output)
-        return seat
-
-    def told(self) -> dict[str, tuple[api.Residency, int]]:
-        return {one.context: (one.residency, one.tokens) for one in self.book.contexts.reports()}
-
-
-def bench(slots: int, copies: bool = True, cut: StateCut = StateCut.ANYWHERE) -> Bench:
-    return Bench(SlotBook(slots, most_saved=10_000 if copies else 0, cut=cut))
 
 
 @given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)))
@@ -301,24 +226,14 @@ def test_a_kept_context_is_written_rather_than_lost() -> None:
     assert desk.told()["kept"] == (api.Residency.HOST, len(SHARED) + 1)
 
 
-def test_a_freed_context_is_written_while_such_contexts_return() -> None:
-    """Conversations without a session take turns on one slot, and one of them goes on. Later none
-    does, and nothing is written any more: a copy costs a twentieth of computing."""
-    desk = bench(1)
-
-    def speak(tokens: tuple[int, ...], name: str) -> Seat:
-        seat = desk.run(tokens, name=name)
-        desk.book.contexts.free(name)
-        desk.told()
-        return seat
-
-    speak(SHARED, "a1")
-    seat = speak((9, *SHARED), "b1")
-    assert seat.save is not None and seat.save.tokens == (*SHARED, 7)
-    seat = speak((*SHARED, 7, 8, 5), "a2")
-    assert (seat.restore is not None, seat.found) == (True, len(SHARED) + 1)
-    writes = [speak((100 + at, *SHARED), f"c{at}").save is not None for at in range(80)]
-    assert all(writes[1:30]) and not any(writes[40:])
+def test_a_recurrent_state_is_kept_where_a_first_call_is_likely_to_part() -> None:
+    """The prompt is filled up to there. The next one begins there, and is filled no further."""
+    desk = bench(2, cut=StateCut.KEPT)
+    first = desk.run((*SHARED, 1, 2, 3), border=len(SHARED))
+    assert (desk.seats[0].call.tokens, first.found) == (SHARED, len(SHARED))
+    assert first.save is not None and first.save.tokens == SHARED
+    assert desk.run((*SHARED, 4, 5, 6), border=len(SHARED)).found == len(SHARED)
+    assert len(desk.seats) == 3
 
 
 def test_a_recurrent_state_is_continued_at_its_end_or_at_a_checkpoint() -> None:
@@ -443,9 +358,11 @@ def test_a_files_settings_say_where_states_can_be_cut(
 @pytest.mark.parametrize(
     ("before", "found", "prompt", "after"),
     [
-        ((), 0, 1000, (996,)),
+        ((), 0, 1000, (484, 996)),
+        ((), 0, 516, (512,)),
         ((996,), 996, 1200, (996, 1196)),
-        ((100, 996), 500, 2000, (100, 1996)),
+        ((100, 996), 500, 2000, (100, 1484, 1996)),
+        ((), 500, 1016, (500, 1012)),
         ((), 1000, 1002, (1000,)),
         (tuple(range(0, 320, 10)), 400, 800, (*range(20, 320, 10), 400, 796)),
     ],

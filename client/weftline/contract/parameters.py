@@ -72,9 +72,10 @@ class Parameter:
         return self.off.get(api, value) if self.of_model or api is EngineApi.LLAMA else None
 
 
-def parameter(default: Any = None, **row: Any) -> Any:
-    """A field of a dataclass with its row of the table."""
-    return field(default=default, metadata={"parameter": Parameter(**row)})
+def parameter(default: Any = None, *, hashed: bool = True, **row: Any) -> Any:
+    """A field of a dataclass with its row of the table. A dict is not `hashed`, only compared."""
+    about = {"parameter": Parameter(**row)}
+    return field(default=default, hash=None if hashed else False, metadata=about)
 
 
 def rows_of(cls: type) -> Iterator[tuple[str, Parameter]]:
@@ -167,6 +168,7 @@ class CommonSampling(JsonBody):
         False, says="Generate on after the model's end token.", example=False, neutral=False
     )
     logit_bias: dict[str, float] | None = parameter(
+        hashed=False,
         says="Added to the logits of at most 1,024 tokens, by their ids. -100 bans a token, 100 "
         "allows no others.",
         example={"15": -100},

@@ -52,6 +52,7 @@ class Sampling(CommonSampling, StrictBody):
         most=MAX_LOGPROBS,
     )
     constraint: dict[str, Any] | None = parameter(
+        hashed=False,
         says="The form of the output: a json_schema, regex, choice, grammar or structural_tag.",
         example={"choice": ["yes", "no"]},
     )

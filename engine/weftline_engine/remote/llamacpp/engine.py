@@ -25,6 +25,13 @@ from weftline_engine.remote.llamacpp.llama_child import LlamaChild
 from weftline_engine.remote.llamacpp.llama_program import too_old
 from weftline_engine.remote.llamacpp.slot_requests import Properties
 from weftline_engine.remote.llamacpp.slots import Seat, SlotBook, SlotCall
+from weftline_engine.remote.llamacpp.state_cut import StateCut
+from weftline_engine.remote.llamacpp.turn_marks import (
+    before_messages,
+    begin_of_last,
+    common_end,
+    probe,
+)
 from weftline_engine.remote.openai.endpoint import Endpoint, EndpointConfig, EndpointError
 from weftline_engine.remote.openai.engine import served
 from weftline_engine.remote.openai.remote import AnswerPiece, RemoteEngine, TokenCounts
@@ -58,6 +65,7 @@ class LlamaEngine(RemoteEngine):
         self._least_early: int | None = FILL_TOKENS
         self._looks = False
         self._limit = 0
+        self._mark: tuple[int, ...] = ()  # before a message of the user, if prompts have borders
 
     async def start(self) -> api.Description:
         """Start llama-server, or connect to a running one. Raises EngineDied."""
@@ -77,6 +85,8 @@ class LlamaEngine(RemoteEngine):
             if self._config.served is not None:
                 await served(self._endpoint, self._config.served, "/v1/models")
             words = self._config.words if await self._reads_alike(self._config.words) else None
+            if self._config.cut is StateCut.KEPT:
+                self._mark = await self._user_mark()
         except EndpointError as error:
             await self.close()
             raise api.EngineDied(f"the engine did not start: {error}") from error
@@ -122,6 +132,7 @@ class LlamaEngine(RemoteEngine):
             hints=op.hints,
             open=op.open,
             left=0 if op.sampling is None else op.sampling.max_tokens,
+            border=begin_of_last(tokens, self._mark),
         )
         super().submit(op)
 
@@ -211,6 +222,17 @@ class LlamaEngine(RemoteEngine):
             "used: prompts are sent as text"
         )
         return False
+
+    async def _user_mark(self) -> tuple[int, ...]:
+        """What the chat template writes before a message of the user. Empty if it has no such
+        place, or cannot write the probe."""
+        try:
+            answer = await self.endpoint.post("/apply-template", probe())
+        except EndpointError as error:
+            log.info("where messages of the user begin is not known: %s", error)
+            return ()
+        texts = before_messages(str(answer.get("prompt")))
+        return common_end(*[await self._tokenize(text, special=False) for text in texts])
 
     def _description(self, found: Properties, words: Path | None) -> api.Description:
         texts = {
@@ -311,6 +333,7 @@ class LlamaEngine(RemoteEngine):
         call = self._calls[op.id]
         if op.text is not None:
             call.tokens = await self._tokenize(op.text, special=op.chat is None)
+            call.border = begin_of_last(call.tokens, self._mark)
             if not self._has_room(call.tokens):
                 raise EndpointError("ContextTooLong", self._too_long(call.tokens))
         seat = await self._seat(call)

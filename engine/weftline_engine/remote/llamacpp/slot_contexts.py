@@ -10,12 +10,13 @@ from weftline_engine.remote.common_tokens import common
 from weftline_engine.remote.llamacpp.files import SavedFiles
 from weftline_engine.remote.llamacpp.state_cut import StateCut
 
-# A context that may be evicted counts as this share of one that the server keeps. A freed one
-# counts as the share of freed contexts that return, and never more than a living one.
-LIVE_SHARE = 0.25
-# The share before anything is known, 0.2, is worth so many observations: a map-reduce of 20 calls
+# A context that may be evicted counts at least as this share of one that the server keeps. A freed
+# one counts as the share of freed contexts that return: all of them, where the clients of
+# conversations name no session.
+LIVE_SHARE = 0.3
+# The share before anything is known, 0.25, is worth so many observations: a map-reduce of 20 calls
 # does not end copies.
-FREED_PRIOR = 5
+FREED_PRIOR = 4
 # Freed contexts that are remembered for each slot. The oldest are reported as dropped.
 FREED_PER_SLOT = 8
 
@@ -44,16 +45,18 @@ class HeldTokens:
 
 @dataclass(eq=False, slots=True)
 class SlotContext:
-    """A context's tokens, and how many of them each slot holds.
+    """A context's tokens, of which the first `prompt` were not generated, and how many of them each
+    slot holds.
 
     `op` and `attempt` are those that make it. `told` is what the server knows: None while its op
-    runs. A freed context has `returned` if a later prompt begins with it, as the next turn of a
-    conversation does whose client names no session.
+    runs. A freed context has `returned` if a later prompt begins with its prompt, as the next turn
+    of a conversation does whose client names no session. The answer may be left out or changed.
     """
 
     op: str
     attempt: int
     tokens: tuple[int, ...]
+    prompt: int
     salt: str
     held: list[int]
     retention: Retention = Retention.EVICTABLE
@@ -92,12 +95,15 @@ class SlotContexts:
         """Add the context that an op will make of these tokens."""
         held = [slot.holds(tokens, op.salt, grows=True) for slot in self._slots]
         self._note_return(tokens, op.salt)
-        self._contexts[op.context] = SlotContext(op.id, op.attempt, tokens, op.salt, held)
+        self._contexts[op.context] = SlotContext(
+            op.id, op.attempt, tokens, len(tokens), op.salt, held
+        )
 
     def grow(self, context: str, tokens: tuple[int, ...], *, ended: bool) -> None:
         """Note the tokens of a context now, perhaps because its op has ended."""
         if found := self._contexts.get(context):
             found.tokens, found.ended = tokens, ended
+            found.prompt = found.prompt if ended else len(tokens)
             found.held = [slot.holds(tokens, found.salt, grows=True) for slot in self._slots]
 
     def fail(self, context: str) -> None:
@@ -153,7 +159,7 @@ class SlotContexts:
                 continue
             others = (held for other, held in enumerate(one.held) if other != number)
             elsewhere = max(left, self._filed(one), *others, 0)
-            share = self._freed_share if one.freed else 1.0 if one.is_kept else LIVE_SHARE
+            share = self._freed_share if one.freed else 1.0 if one.is_kept else self._live_share
             most = max(most, share * (here - elsewhere))
         return most
 
@@ -176,17 +182,21 @@ class SlotContexts:
     @property
     def _freed_share(self) -> float:
         """The share of freed contexts that return."""
-        share = (self._returned + 1) / (self._returned + self._gone + FREED_PRIOR)
-        return min(share, LIVE_SHARE)
+        return (self._returned + 1) / (self._returned + self._gone + FREED_PRIOR)
+
+    @property
+    def _live_share(self) -> float:
+        """The share of the others. It is no less, because their application has not ended."""
+        return max(self._freed_share, LIVE_SHARE)
 
     def _note_return(self, tokens: tuple[int, ...], salt: str) -> None:
-        """A prompt may begin with a freed context. The last token of an answer is not computed."""
+        """A prompt may begin with that of a freed context."""
         for one in self._contexts.values():
-            if one.freed and not one.returned and one.salt == salt:
-                held = one.tokens[:-1]
-                if len(held) < len(tokens) and tokens[: len(held)] == held:
-                    one.returned = True
-                    self._returned += 1
+            if not one.freed or one.returned or one.salt != salt or one.prompt >= len(tokens):
+                continue
+            if tokens[: one.prompt] == one.tokens[: one.prompt]:
+                one.returned = True
+                self._returned += 1
 
     def _filed(self, context: SlotContext) -> int:
         return self._files.longest(context.tokens, context.salt, grows=True)[1]

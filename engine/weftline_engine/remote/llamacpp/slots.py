@@ -40,9 +40,10 @@ class SlotCall:
 
     `fills` says that it generates nothing. A call without an `op` is the engine's own: it fills a
     beginning up to the border where prompts part, or a prompt that is not complete. `filled` counts
-    the tokens that such a fill has computed for this call. `left` are the tokens that the call may
-    still generate. `lost` are tokens that are computed again, because a state that was held cannot
-    be cut behind them.
+    the tokens that such a fill has computed for this call. Other prompts are likely to part from
+    its tokens behind the first `border`. `left` are the tokens that the call may still generate.
+    `lost` are tokens that are computed again, because a state that was held cannot be cut behind
+    them.
     """
 
     op: str
@@ -55,6 +56,7 @@ class SlotCall:
     open: bool = False
     at_border: bool = False
     filled: int = 0
+    border: int = 0
     left: int = 0
     lost: int = 0
     rank: Rank = (False, 0.0, 0, 0.0, 0)
@@ -167,7 +169,7 @@ class SlotBook:
                 early = SlotCall("", call.tokens[:-1], call.salt, fills=True)
                 return self._sit(early, self._choose(early, idle), ())
             others = [one for one in calls if one is not call and one.salt == call.salt]
-            shared = self._shared(call, others)
+            shared = self._border_of(call, best) or self._shared(call, others)
             if self.copies and best + LEAST_COPY <= shared < len(call.tokens):
                 seed = SlotCall("", call.tokens[:shared], call.salt, fills=True, at_border=True)
                 choice = self._choose(seed, idle)
@@ -309,6 +311,12 @@ class SlotBook:
             known += (one.tokens for one in self._files.of(call.salt))
         shared = max((common(call.tokens, tokens) for tokens in known), default=0)
         return min(shared, len(call.tokens) - (0 if call.fills else 1))
+
+    def _border_of(self, call: SlotCall, best: int) -> int:
+        """The border of a prompt of which nothing is held, where a state must be kept now or never.
+        0 if there is none: a conversation that goes on has its states."""
+        is_new = self._files.cut is StateCut.KEPT and best < LEAST_COPY <= call.border
+        return call.border if is_new else 0
 
     def _lost(self, call: SlotCall, found: int) -> int:
         """How many tokens behind the first `found` of a prompt an idle slot or a file holds, whose

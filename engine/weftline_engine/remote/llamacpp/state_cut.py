@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any
 
-# llama-server makes its last checkpoint so many tokens before a prompt's end.
-CHECKPOINT_BACK = 4
-# llama-server makes one where a prompt goes on in a slot, if at most a batch of it is left.
-BATCH = 512
+# llama-server makes checkpoints so many tokens before a prompt's end, and where a prompt goes on in
+# a slot behind the first of them. 512 is a batch.
+CHECKPOINTS_BACK = (512 + 4, 4)
 # A slot keeps so many. The oldest are dropped.
 MOST_CHECKPOINTS = 32
 
@@ -59,8 +58,7 @@ def after_prompt(checkpoints: Sequence[int], found: int, prompt: int) -> tuple[i
     """The checkpoints of a slot that has computed a prompt of so many tokens, of which it `found`
     the first ones."""
     made = {one for one in checkpoints if one <= found}
-    if found > 0 and prompt - found < BATCH:
+    if found > 0 and prompt - found <= CHECKPOINTS_BACK[0]:
         made.add(found)
-    if prompt - CHECKPOINT_BACK > found:
-        made.add(prompt - CHECKPOINT_BACK)
+    made |= {prompt - back for back in CHECKPOINTS_BACK if prompt - back > found}
     return tuple(sorted(made))[-MOST_CHECKPOINTS:]
