@@ -338,23 +338,33 @@ def test_one_always_enters_an_empty_cache() -> None:
 
 
 @pytest.mark.parametrize(
-    ("recomputed", "busy", "changed", "enters"),
+    ("recomputed", "busy", "filling", "changed", "enters"),
     [
-        (0.09, 0.9, 9.0, True),  # cheap so far
-        (0.11, 0.9, 9.0, False),  # more than a tenth is recomputed
-        (0.09, 1.0, 9.0, False),  # the engines have no time to spare
-        (0.90, 0.5, 9.0, True),  # they have, and recomputing delays nothing
-        (0.00, 0.5, 1.0, False),  # the cost of the last one is not known yet
-        (None, 0.9, 9.0, False),  # the cost is unknown
-        (None, 0.5, 9.0, True),
+        (0.09, 0.9, 0.9, 9.0, True),  # cheap so far
+        (0.11, 0.9, 0.9, 9.0, False),  # more than a tenth is recomputed
+        (0.09, 1.0, 0.9, 9.0, False),  # the engines have no time to spare
+        (0.09, 1.0, 0.7, 9.0, True),  # they decode, which leaves room for prompts
+        (0.11, 1.0, 0.7, 9.0, False),
+        (0.90, 0.5, 0.9, 9.0, True),  # they have time, and recomputing delays nothing
+        (0.00, 0.5, 0.7, 1.0, False),  # the cost of the last one is not known yet
+        (None, 0.9, 0.7, 9.0, False),  # the cost is unknown
+        (None, 0.5, 0.9, 9.0, True),
     ],
 )
 def test_one_application_beyond_the_room_enters_while_it_is_cheap(
-    recomputed: float | None, busy: float, changed: float, enters: bool
+    recomputed: float | None, busy: float, filling: float, changed: float, enters: bool
 ) -> None:
-    """The room is for what all will hold in the end. Now they hold a third of it."""
+    """The room is for what all will hold in the end. Now they hold a third of it. A context takes
+    long to compute."""
     inside = [app("a", 0.0, 300, 900)]
-    pool = ModelPool(tokens=1000, recomputed=recomputed, busy=busy, changed=changed)
+    pool = ModelPool(
+        tokens=1000,
+        recomputed=recomputed,
+        busy=busy,
+        filling=filling,
+        fill_s=0.01,
+        changed=changed,
+    )
     found = admit([app("b", 1.0, 300, 900), app("c", 2.0, 300, 900)], inside, pool, 10.0)
     assert names(found.enter) == (["b"] if enters else [])
     assert found.beyond is enters

@@ -397,3 +397,22 @@ def test_room_stays_for_the_longest_pause_of_the_kind() -> None:
         one.habits.learn_pause(0.1)
     assert not one.is_dormant(10.0 + 100 * 0.97**23 - 0.1, 0.0)
     assert one.is_dormant(10.0 + 100 * 0.97**23 + 0.1, 0.0)
+
+
+def test_beyond_the_room_of_engines_that_decode_the_last_context_is_computed_first() -> None:
+    """Until its first token comes, a prompt is not in the share of time that prompts take."""
+    world = World()
+    for name in "de":
+        world.memory.queued(make_op(name, name, 200, 50), "m", True, 0.0)
+    gate = world.memory.gate
+    use = gate.use("m")
+    use.recomputed.add(make_usage(250), 0, 1000.0)
+    use.fill_s = 0.01
+    use.filling.add(0.0, 0.0)
+    gate.admit("m", 800, 0.0)
+    assert gate.is_admitted("d") and not gate.is_admitted("e")
+    gate.admit("m", 800, 20.0)
+    assert not gate.is_admitted("e")
+    gate.progress([{"d": 40}], ["d"])
+    gate.admit("m", 800, 20.0)
+    assert gate.is_admitted("e")

@@ -161,6 +161,24 @@ def test_large_applications_do_not_wait_for_all_small_ones() -> None:
     assert max(ours.ended) < 0.7 * max(lru.ended) and max(ours.ended) < max(few.ended)
 
 
+def test_agents_that_fit_enter_while_an_engine_decodes() -> None:
+    """Eight agents fit into the cache, and not at the sizes that are expected of them before one
+    has ended. On a GPU the engine decodes nearly all the time, and has room for more sequences. So
+    all end at most a fifth later than with LRU that admits all: 109 s and 97. They took 124 s where
+    an engine that decodes had no time to spare.
+    """
+    cost = StepCost(step_s=0.14, fill_s=0.0004, attend_s=4.2e-7, token_s=1.9e-5)
+    config = SimulatedConfig(cost=cost, kv_tokens=20_000, part_tokens=1)
+    agents = Agents(
+        agents=8, applications=8, turns=4, shared=0, task=2000, result=30, answer=40, pause_s=2.0
+    )
+    ours = simulate(agents, config, frozenset())
+    plain = replace(config, predicts=False)
+    lru = simulate(agents, plain, frozenset({"retention", "admission"}))
+    assert ours.computed == lru.computed == ours.needed
+    assert max(ours.ended) < 1.2 * max(lru.ended)
+
+
 def test_admission_matches_the_best_semaphore() -> None:
     """It serves as many applications a minute as LRU with the best semaphore, less at
     most a tenth.

@@ -124,7 +124,8 @@ class PlacementRounds:
             sizes = [one.others.room for one in members if one.description is not None]
             known = [size for size in sizes if size is not None]
             pool = sum(known) if len(known) == len(sizes) else None
-            self._memory.gate.progress(one.ops.left() for one in members)
+            writing = (id for one in members for id in one.ops.writing())
+            self._memory.gate.progress((one.ops.left() for one in members), writing)
             host = sum(tokens_beside(one.description) for one in members)
             perform(self._memory.admit(model, pool, self._now(), host), self._fleet.members)
             shared = [one for one in members if one.others.report is not None]

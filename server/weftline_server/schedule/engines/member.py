@@ -206,6 +206,11 @@ class InHand:
         """By application: the most tokens that its call here may still generate."""
         return {work.op.hints.application: self._left(work) for work in self.works.values()}
 
+    def writing(self) -> set[str]:
+        """The applications whose calls here have generated a token."""
+        works = self.works.values()
+        return {one.op.hints.application for one in works if self.totals.so_far(one.op.id)}
+
     def load(self, name: str, description: api.Description, known: KnownPrefixes) -> EngineLoad:
         """Sum up the ops for placement. `known` are the engine's prefixes."""
         groups: dict[str, int] = {}

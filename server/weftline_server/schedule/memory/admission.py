@@ -45,6 +45,7 @@ class ModelPool:
     which the engines had work, and `filling` that in which they computed prompts. A prompt token
     takes `fill_s` seconds. `changed` counts the seconds since an application was last admitted
     beyond the room or evicted, and `forced` those since one was last admitted for its age.
+    `entering` says that the context of one that was admitted is not computed yet.
     """
 
     tokens: int
@@ -55,6 +56,7 @@ class ModelPool:
     fill_s: float = 0.0
     changed: float = 1e9
     forced: float = 1e9
+    entering: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,8 @@ def admit(
     2. Room: applications enter in their order while the predicted peak of all fits into the cache.
        One that does not fit holds up all later ones. Into an empty cache one enters in any case.
     3. Age: one that has waited long enough takes the place of the youngest.
-    4. Beyond the room: one enters whose present size fits, where the engines have time to spare.
+    4. Beyond the room: one enters whose present size fits, where the engines have time to spare or
+       mostly decode.
     5. Crowd: where the admitted ones have outgrown the cache, and have lost as much by it as they
        would by leaving, the youngest leave.
     """
@@ -159,7 +162,8 @@ def _beyond(
     held = 0.0 if decodes else sum(one.own for one in admitted)
     fits = next((one for one in queue if held + one.own <= room), None)
     cheap = pool.recomputed is not None and pool.recomputed < MOST_RECOMPUTED
-    spare = pool.busy < IDLE or (cheap and pool.busy < SATURATED) or decodes
+    decoding = pool.filling < FILLS and not pool.entering
+    spare = pool.busy < IDLE or (cheap and (pool.busy < SATURATED or decoding)) or decodes
     if fits is None or not spare or pool.changed <= _probation_s(fits, pool, decodes):
         return None
     return fits

@@ -22,6 +22,7 @@ class Gate:
         self._admitted: dict[str, Application] = {}
         self._evicted: set[str] = set()  # those that have not come back
         self._entered: set[str] = set()  # those that have not ended a call since
+        self._computing: set[str] = set()  # of those, the ones whose contexts are not computed yet
         self._rested: dict[str, Application] = {}  # dormant, and nobody will tell their end
         self._uses: dict[str, PoolUse] = {}
 
@@ -73,6 +74,7 @@ class Gate:
         self._admitted.pop(application, None)
         self._evicted.discard(application)
         self._entered.discard(application)
+        self._computing.discard(application)
 
     def use(self, model: str) -> PoolUse:
         """Return the record of a model's KV cache."""
@@ -95,6 +97,7 @@ class Gate:
         not admitted, and not in a crowd.
         """
         use = self.use(model)
+        self._computing.discard(application)
         again = use.recomputed.add(usage, known, horizon)
         if application in self._entered:
             self._entered.discard(application)
@@ -106,8 +109,10 @@ class Gate:
         if use.fill_s:
             use.filling.add(tokens * use.fill_s, now)
 
-    def progress(self, engines: Iterable[Mapping[str, int]]) -> None:
-        """Note how many tokens the running calls may still generate, by application."""
+    def progress(self, engines: Iterable[Mapping[str, int]], writing: Iterable[str] = ()) -> None:
+        """Note how many tokens the running calls may still generate, by application, and which
+        applications have a call that generates."""
+        self._computing.difference_update(writing)
         if not self.line:
             return
         for left in engines:
@@ -168,12 +173,14 @@ class Gate:
             fill_s=use.fill_s or 0.0,
             changed=now - use.changed,
             forced=now - use.forced,
+            entering=any(one.id in self._computing for one in self.admitted(model)),
         )
         decided = admit(self.line.first(model), self.admitted(model), state, now)
         for one in decided.enter:
             self._stop_waiting(one.id)
             self._admitted[one.id] = one
             self._entered.add(one.id)
+            self._computing.add(one.id)
         for one in decided.out:
             del self._admitted[one.id]
             self._evicted.add(one.id)
@@ -188,4 +195,5 @@ class Gate:
         paused = (one for one in dormant if not one.has_likely_ended)
         if decided.enter and any(one.newest.end_unknown for one in paused):
             use.busy.restart(now)
+            use.filling.restart(now)
         return decided

@@ -86,6 +86,10 @@ class Filling:
         before = 1.0 if self._at is None else math.exp(-(now - self._began) / LOAD_FADES_S)
         return before + self._faded(now) / (LOAD_FADES_S * max(1, engines))
 
+    def restart(self, now: float) -> None:
+        """Forget the time before `now`: it says nothing about work that comes from now on."""
+        self._seconds, self._at, self._began = 0.0, now, now
+
     def _faded(self, now: float) -> float:
         if self._at is None:
             return 0.0
