@@ -141,7 +141,7 @@ $(PREVIOUS)/.installed: $(PEER)/.installed
 # and are left out where npm is missing: their tests are skipped then.
 CLIENTS := .venv-clients
 CLIENT_LISTS := $(addprefix tests/clients/,requirements.txt requirements_alone.txt requirements_older.txt package.json)
-OLDER := tests/clients/test_llamaindex_anthropic.py
+OLDER := $(addprefix tests/clients/test_llamaindex_,anthropic.py openai.py)
 CLIENT_PIP := $(BIN)/python -m pip --python $(CLIENTS)/bin/python install -q --no-compile
 install-clients: install $(CLIENTS)/.installed ## make .venv-clients, with the clients of tests/clients
 
@@ -225,7 +225,7 @@ test-vllm-previous: install $(PREVIOUS)/.installed ## a part of it on the versio
 	WEFTLINE_VLLM_PYTHON=$(CURDIR)/$(PREVIOUS)/bin/python $(PYTEST) $(OF_A_VERSION)
 
 test-clients: install install-clients ## programs of agents' clients: openai-agents, pydantic-ai, codex, litellm and more
-	WEFTLINE_SERVER_PYTHON=$(BIN)/python $(CLIENTS)/bin/python -m pytest -q $(RERUNS) tests/clients --allow-hosts=127.0.0.1 --ignore=$(OLDER)
+	WEFTLINE_SERVER_PYTHON=$(BIN)/python $(CLIENTS)/bin/python -m pytest -q $(RERUNS) tests/clients --allow-hosts=127.0.0.1 $(addprefix --ignore=,$(OLDER))
 	PYTHONPATH=$(CLIENTS)/older WEFTLINE_SERVER_PYTHON=$(BIN)/python $(CLIENTS)/bin/python -m pytest -q $(RERUNS) $(OLDER) --allow-hosts=127.0.0.1
 
 test-langchain-ranges: install ## both adapters with the oldest and the newest LangChain and openai that they admit

@@ -74,12 +74,19 @@ class Sent:
 
 
 def _lines(one: dict[str, Any]) -> Iterator[str]:
-    """A message of a chat, or an item of a response, as lines without ids."""
+    """A message, an item of a response, or a block of a message as lines without ids."""
     kind = one.get("type")
     if kind == "function_call":
         yield _call(one)
     elif kind == "function_call_output":
         yield f"tool: {_text(one['output'])}"
+    elif kind == "tool_use":
+        yield _call({"name": one["name"], "arguments": json.dumps(one["input"])})
+    elif kind == "tool_result":
+        yield f"tool: {_text(one['content'])}"
+    elif {part["type"] for part in _parts(one)} & {"tool_use", "tool_result"}:
+        for part in _parts(one):
+            yield from _lines({**one, "content": [part]} if part["type"] == "text" else part)
     elif kind == "reasoning":
         yield "reasoning"
     elif one.get("content"):
@@ -91,6 +98,10 @@ def _lines(one: dict[str, Any]) -> Iterator[str]:
 def _call(called: dict[str, Any]) -> str:
     arguments = json.loads(called["arguments"])
     return f"call: {called['name']}({', '.join(f'{k}={v}' for k, v in arguments.items())})"
+
+
+def _parts(one: dict[str, Any]) -> list[dict[str, Any]]:
+    return one["content"] if isinstance(one.get("content"), list) else []
 
 
 def _text(content: Any) -> str:
