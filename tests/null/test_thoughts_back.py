@@ -132,13 +132,36 @@ def _thoughts(text: str) -> dict[str, Any]:
     return {"type": "reasoning", "id": "rs_1", "summary": [], "content": content}
 
 
-async def test_a_model_that_has_none_gets_none(serve: Serve, monkeypatch: Any) -> None:
+THOUGHT = {"type": "thinking", "thinking": "PLAN-7", "signature": "of another service"}
+USE = {"type": "tool_use", "id": "c1", "name": "look", "input": {}}
+USED = {"type": "tool_result", "tool_use_id": "c1", "content": "ok"}
+CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
+MADE = {"type": "function_call_output", "call_id": "c1", "output": "ok"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("chat/completions", {
+            "messages": [*TALK, CALLED | {"reasoning_content": "PLAN-7"}, RESULT]}),
+        ("responses", {"input": [*TALK, {"type": "reasoning", "id": "rs_1", "summary": [],
+                       "content": [{"type": "reasoning_text", "text": "PLAN-7"}],
+                       "encrypted_content": "of another service"}, CALL, MADE]}),
+        ("messages", {"messages": [*TALK, {"role": "assistant", "content": [THOUGHT, USE]},
+                      {"role": "user", "content": [USED]}], "max_tokens": 99}),
+    ],
+)  # fmt: skip
+async def test_a_model_that_has_none_gets_none(
+    path: str, body: dict[str, Any], serve: Serve, monkeypatch: Any
+) -> None:
     """Its template writes no thoughts, and a text of its own would not mean any."""
     plain = TEMPLATE.replace("<think></think>", "").replace("<think>", "").replace("</think>", "")
     monkeypatch.setattr(null, "CHAT_TEMPLATE", plain.replace("reasoning_content", "other"))
     server = await serve()
-    prompt = await prompt_of(server, [*TALK, CALLED | {"reasoning_content": "PLAN-7"}, RESULT])
-    assert prompt == "user: Go.\nassistant: [look]\ntool: ok\nassistant: "
+    answer = await server.http.post(f"/v1/{path}", json={"model": "null", **body})
+    prompt = "user: Go.\nassistant: [look]\ntool: ok\nassistant: "
+    assert answer.status_code == 200 and json.dumps(prompt)[1:-1] in answer.text, answer.text
+    assert "PLAN-7" not in answer.text
 
 
 @pytest.mark.parametrize(
