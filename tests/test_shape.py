@@ -41,6 +41,7 @@ FLAT = {
     "EmbeddedConfig": "the command line of the engine's process",
     "Weftline": "the arguments of LlamaIndex's OpenAILike",
     "ServerConfig": "the settings of the [server] table",
+    "SimulatedConfig": "the properties of an engine, of which each test changes one or two",
     "EngineLoad": "one engine as a round of placement sees it",
 }
 

@@ -2,6 +2,11 @@
 
     PYTHONPATH=client:server:engine:kernels:. python -m bench.gpu.agents
     python -m bench.gpu.agents --dry-run --measured 2 --budget 60
+    python -m bench.gpu.agents --shape qwen3-0.6b --agents 3 --lengths 0.02 --pauses 0.02 \
+        --host-gib 0 --measured 20 --budget 900 --vllm-arguments=--enforce-eager
+
+The second command needs no vLLM, and the third one runs a vLLM for CPUs, which has no copies in
+host memory.
 
 The systems are (a) vLLM, (b) vLLM with its copies in host memory, (c) vLLM behind the better one of
 two semaphores in the client, and (d) weftline's scheduler inside vLLM, with the same host memory.
@@ -19,6 +24,7 @@ import argparse
 import asyncio
 import datetime
 import json
+import shlex
 import statistics
 import sys
 import time
@@ -94,7 +100,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--pauses", type=float, default=0.25, help="factor of the seconds between two requests")
     add("--shape", default="llama3-8b", help="random weights of this shape")
     add("--model", default=DEFAULT_MODEL, help="whose tokenizer is taken")
-    add("--host-gib", type=float, default=48.0, help="host memory of one vLLM")
+    add("--host-gib", type=float, default=48.0, help="host memory of one vLLM; 0 is none")
+    add("--vllm-arguments", default="", help="words for the command line of every vLLM")
     add("--seed", type=int, default=0, help="of the drawn sessions")
     add("--folder", type=Path, help="of the rows (default: bench/results/DATE-MACHINE)")
     add("--dry-run", action="store_true", help="servers on the null engine in place of vLLM")
@@ -106,12 +113,15 @@ async def _measure(args: argparse.Namespace, clock: Clock) -> list[Row]:
     peaks = [_peak(one) for one in sessions]
     kv_tokens = max(max(peaks) + 1024, round(sum(peaks) / PRESSURE))
     model = None if args.dry_run else _model(args)
-    setup = Setup(model=model, kv_tokens=kv_tokens, random_weights=True)
+    words = tuple(shlex.split(args.vllm_arguments))
+    setup = Setup(model=model, kv_tokens=kv_tokens, random_weights=True, vllm_arguments=words)
     fit = max(1, round(kv_tokens / statistics.fmean(peaks)))
     rows: list[Row] = []
     async with AsyncExitStack() as stack:
-        started = await _started(stack, setup, _specs(args))
-        for number, one in enumerate(plan(fit)):
+        specs = _specs(args)
+        started = await _started(stack, setup, specs)
+        runs = [one for one in plan(fit) if one.server in specs]
+        for number, one in enumerate(runs):
             url = started[one.server]
             if isinstance(url, str) and clock.fits(args.measured + BESIDE_S):
                 texts = Texts(counter(model), args.seed + number)
@@ -193,12 +203,12 @@ def _specs(args: argparse.Namespace) -> Mapping[str, ServerSpec]:
     if args.dry_run:
         null = ServerSpec(Kind.WEFTLINE)
         return dict.fromkeys((ALONE, HOST, OURS), null)
-    copies = ("--kv-transfer-config", json.dumps(offloading(args.host_gib)))
-    return {
-        ALONE: VLLM,
-        HOST: replace(VLLM, arguments=copies),
-        OURS: ServerSpec(Kind.WEFTLINE, ("--host-kv-gib", str(args.host_gib)), starts_vllm=True),
-    }
+    host = ("--host-kv-gib", str(args.host_gib))
+    specs = {ALONE: VLLM, OURS: ServerSpec(Kind.WEFTLINE, host, starts_vllm=True)}
+    if args.host_gib:
+        copies = ("--kv-transfer-config", json.dumps(offloading(args.host_gib)))
+        specs[HOST] = replace(VLLM, arguments=copies)
+    return specs
 
 
 async def _started(

@@ -7,6 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.simulator.world import TWO_CORES
+from weftline_engine.bookkeeping.drafting.draft_counts import StepCosts
+from weftline_engine.bookkeeping.schedule.step_seconds import (
+    ItlLimit,
+    PromptSeconds,
+    StepSeconds,
+    attended_by,
+)
 from weftline_engine.own.embedded.model.decoders import load_decoder
 from weftline_engine.own.embedded.step_budget import (
     BESIDE_S,
@@ -16,6 +23,7 @@ from weftline_engine.own.embedded.step_budget import (
     StepBudget,
     budget,
     cost_of,
+    itl_limit,
 )
 from weftline_engine.own.embedded.step_inputs import row_seconds, small_cache, step_cost
 
@@ -55,6 +63,18 @@ def test_a_step_keeps_its_bound() -> None:
     )
     for rows, bound in bounds:
         assert cost.base_s + rows * cost.row_s <= bound < cost.base_s + (rows + 1) * cost.row_s
+
+
+def test_a_long_prompt_keeps_the_bound_beside_an_answer() -> None:
+    """A row takes 0.9 ms, and 0.5 us for each token before it. So a step has fewer rows behind
+    8,000 tokens, and within the bound. Without drafts attention was not measured."""
+    profile, drafts = ((512, 0.02), (2048, 0.023)), StepCosts(((1, 0.02),), 512, 0.5e-6)
+    limit = itl_limit(AVX512, profile, drafts, "cpu")
+    room = [PromptSeconds(limit, 1, 500).allow(behind, 512) for behind in (0, 8000)]
+    assert room == [475, 95]
+    assert limit.cost.seconds(95, 1, 8595, attended_by(95, 8000)) <= STEP_S
+    without = itl_limit(AVX512, (), None, "cuda")
+    assert without == ItlLimit(StepSeconds(step_s=0.013, fill_s=0.0009))
 
 
 def test_two_steps_tell_the_cost() -> None:

@@ -11,10 +11,9 @@ import pytest
 from tests.null.test_switches import step, words
 from tests.simulator.world import World, asking, world
 from weftline.contract.protocol import Criterion, Segment, SubmitBody
-from weftline_engine.api import PATIENCE_S
+from weftline_engine.api import ITL_S, PATIENCE_S
 from weftline_engine.pretend.simulation import SimulatedConfig, StepCost
 from weftline_engine.pretend.virtual_time import VirtualLoop, run
-from weftline_server.schedule.engines.capacity import TOKEN_S
 
 # A step takes 10 ms, and 1 ms more for each 100 tokens in flight. 3,000 tokens reach 40 ms.
 COST = StepCost(step_s=0.010, fill_s=0.0, sequence_s=0.0, token_s=0.00001)
@@ -58,7 +57,7 @@ def test_a_batch_pauses_so_that_a_chat_gets_its_tokens_in_time() -> None:
     """Without the profile, a token takes as long as a step of all calls. The texts are the same."""
     slow, without = measured(bounds=False)
     quick, values = measured(bounds=True)
-    assert quick < 1.1 * TOKEN_S < 2 * TOKEN_S < slow
+    assert quick < 1.1 * ITL_S < 2 * ITL_S < slow
     assert values == without
 
 

@@ -1,8 +1,8 @@
 """A program for vLLM's interpreter: what our scheduler plans where a GPU's vLLM differs.
 
 `python gpu_paths.py MODEL` prints JSON: the CUDA graphs of its steps and of vLLM's own, what a
-worker process would get, the steps of requests whose keys and values come from host memory, and
-what full host memory drops.
+worker process would get, the steps of requests whose keys and values come from host memory, what
+full host memory drops, and the steps of a prompt beside an answer.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ from vllm.v1.request import Request
 
 from tests.vllm.asynchronous_plan import BLOCK, computed, created, request
 from weftline_engine.api import Hints, Retention
+from weftline_engine.bookkeeping.schedule.step_seconds import StepSeconds
 from weftline_engine.remote.vllm.config import offloading
 from weftline_engine.remote.vllm.reloads import ReloadCosts
 from weftline_engine.remote.vllm.scheduler import WeftlineScheduler
+from weftline_engine.remote.vllm.step_meter import PlannedWork, StepMeter
 from weftline_engine.remote.vllm.versions import SCHEDULER
 from weftline_engine.transport import wire
 
@@ -195,13 +197,43 @@ def weighed(model: str, load_s: float) -> tuple[list[tuple[dict[str, int], int]]
     story.run()
     assert story.scheduler.reset_prefix_cache()
     stored = story.stored
-    story.scheduler._reloads = costs = ReloadCosts()
-    costs.planned(FILE_TOKENS, FILE_TOKENS, 0.0)
-    costs.computed(1.0)
+    steps = StepMeter()
+    steps.planned(PlannedWork(FILE_TOKENS), 0.0)
+    steps.computed(1.0)
+    story.scheduler._reloads = costs = ReloadCosts(steps)
     costs.begun("first", FILE_TOKENS, 0.0)
     costs.loaded("first", load_s)
     story.add("second", [*file, *range(2 * BLOCK)])
     return story.run(), stored, story.stored - stored
+
+
+class KnownSteps(StepMeter):
+    """Steps of 10 ms, and of 1 ms more for each prompt token."""
+
+    @property
+    def cost(self) -> StepSeconds:
+        return StepSeconds(step_s=0.01, fill_s=0.001)
+
+
+def beside(model: str, itl_s: float | None) -> list[dict[str, int]]:
+    """The steps from the one on in which a prompt of 600 tokens comes to an answer of nine."""
+    scheduler = created(model)
+    assert isinstance(scheduler, WeftlineScheduler)
+    scheduler._itl_s, scheduler._steps = itl_s, KnownSteps()
+    scheduler.add_request(request("answer", 0, 9))
+    steps: list[dict[str, int]] = []
+    while scheduler.has_unfinished_requests():
+        step = scheduler.schedule()
+        output = computed(step)
+        for place, name in enumerate(output.req_ids):
+            if scheduler.requests[name].is_prefill_chunk:
+                output.sampled_token_ids[place] = []
+        steps.append(dict(step.num_scheduled_tokens))
+        scheduler.update_from_output(step, output)
+        if len(steps) == 2:
+            sampling = SamplingParams(max_tokens=1, ignore_eos=True)
+            scheduler.add_request(Request("prompt", list(range(600)), sampling, None))
+    return steps[2:]
 
 
 def main(model: str) -> None:
@@ -213,6 +245,7 @@ def main(model: str) -> None:
         "reloaded": reloaded(model),
         "crowded": crowded(model),
         "dropped": {"ours": dropped(model, ours=True), "LRU": dropped(model, ours=False)},
+        "beside": {str(itl_s): beside(model, itl_s) for itl_s in (None, 0.2)},
         "fast": weighed(model, 0.1),
         "slow": weighed(model, 9.0),
     }

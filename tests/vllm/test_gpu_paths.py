@@ -74,6 +74,15 @@ def test_full_host_memory_drops_what_is_read_last(found: dict[str, Any]) -> None
     }
 
 
+def test_a_prompt_leaves_the_limit_between_two_tokens(found: dict[str, Any]) -> None:
+    """A prompt token takes 1 ms, and a step 10 ms more. Within 0.2 s fit 190 tokens beside an
+    answer. Without a limit all 600 are one step."""
+    alone = [{"answer": 1}]
+    assert found["beside"]["None"] == [{"answer": 1, "prompt": 600}, *alone * 6]
+    chunks = [{"answer": 1, "prompt": tokens} for tokens in (190, 190, 190, 30)]
+    assert found["beside"]["0.2"] == [*chunks, *alone * 3]
+
+
 def test_kept_contexts_give_way_to_a_request_that_was_loaded(found: dict[str, Any]) -> None:
     """Its load took the last free blocks. It holds them while it waits, and stands in another queue
     of vLLM's."""

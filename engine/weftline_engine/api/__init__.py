@@ -46,9 +46,11 @@ from weftline_engine.api.engine_events import (
 )
 from weftline_engine.api.ops import (
     GROUP_WEIGHT,
+    ITL_S,
     MOST_REFERENCES,
     PATIENCE_S,
     PRIORITY_S,
+    SLOWER,
     THOUGHTS,
     Chat,
     Claim,
@@ -64,11 +66,13 @@ from weftline_engine.api.ops import (
 __all__ = [
     "COUNTS",
     "GROUP_WEIGHT",
+    "ITL_S",
     "LACKING",
     "MOST_REFERENCES",
     "OTHER_WORDS",
     "PATIENCE_S",
     "PRIORITY_S",
+    "SLOWER",
     "THOUGHTS",
     "WORDS",
     "Accepted",

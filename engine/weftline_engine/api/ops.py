@@ -33,6 +33,11 @@ Fed: TypeAlias = "tuple[int, ...] | str | list[Any]"
 PRIORITY_S = 10.0
 # Seconds after which a throughput call shares the steps of latency calls.
 PATIENCE_S = 60.0
+# The limit on the seconds between two tokens of an answer that is read (inter-token latency, ITL).
+# Parrot's experiments allow 40 ms, which is faster than people read.
+ITL_S = 0.040
+# Where even the smallest step is slow, other calls may make it this many times longer.
+SLOWER = 2.0
 # The share of task groups in the steps of latency calls. Their members may hold this many tokens
 # for each token of latency calls, and compute this many times as many prompt tokens as other calls.
 GROUP_WEIGHT = 4.0

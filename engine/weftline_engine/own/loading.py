@@ -28,7 +28,7 @@ from weftline_engine.own.embedded.model.config import ModelError
 from weftline_engine.own.embedded.model.decoders import load_decoder
 from weftline_engine.own.embedded.model.native_decoder import NativeDecoder
 from weftline_engine.own.embedded.sample.constraint import Grammars
-from weftline_engine.own.embedded.step_budget import RowCost, budget
+from weftline_engine.own.embedded.step_budget import RowCost, budget, itl_limit
 from weftline_engine.own.embedded.step_inputs import chunk_cost, largest_step, step_profile
 from weftline_engine.own.embedded.window_sizes import window_sizes
 from weftline_engine.own.model_texts import default_sampling, tokenizer_texts
@@ -68,6 +68,8 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
     )
     row, drafts, profile = _step_times(decoder, core, config, timer, drafting)
     core.draft(drafts)
+    if row is not None:
+        core.book.scheduler.keep(itl_limit(row, profile, drafts, device.kind))
     texts = tokenizer_texts(directory)
     description = Description(
         model=options.name or directory.name,

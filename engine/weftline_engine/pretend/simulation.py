@@ -28,6 +28,7 @@ from weftline_engine.bookkeeping.op_checks import EngineLimits
 from weftline_engine.bookkeeping.op_table import Backend, Live
 from weftline_engine.bookkeeping.output import Sampled
 from weftline_engine.bookkeeping.schedule.step_scheduler import SchedulerConfig, StepPlan
+from weftline_engine.bookkeeping.schedule.step_seconds import ItlLimit, StepSeconds, attended_by
 from weftline_engine.pretend.host_tier import HostOrder, HostTier, Loader, keys
 
 # The words of an answer depend on the prompt alone.
@@ -38,36 +39,21 @@ CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepCost:
-    """The seconds of a step, as a sum: `step_s` is its constant.
-
-    `fill_s` is added for each computed prompt token, and `attend_s` for each token that these
-    attend to. `sequence_s` is added for each decoding sequence, and `token_s` for each token in
-    flight, because its KV is read.
-    """
+class StepCost(StepSeconds):
+    """The seconds of a step. A token is copied to host memory or back in `copy_s`."""
 
     step_s: float = 0.010
     fill_s: float = 0.0005
     sequence_s: float = 0.0008
-    token_s: float = 0.0
-    attend_s: float = 0.0
     copy_s: float = 0.0
-
-    def seconds(self, fill_tokens: int, decoding: int, tokens: int, attended: int = 0) -> float:
-        return (
-            self.step_s
-            + self.fill_s * fill_tokens
-            + self.sequence_s * decoding
-            + self.token_s * tokens
-            + self.attend_s * attended
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedConfig:
     """`predicts` False evicts the least recently used block. The parts of an answer have
-    `part_tokens`. `bounds` False announces no step profile. With `any_words` a prompt may have any
-    words, and each is a token; without it all but w0, w1, … count as w0.
+    `part_tokens`. `bounds` False announces no step profile. With `itl_s` prompts leave at most so
+    many seconds between two tokens of an answer. With `any_words` a prompt may have any words, and
+    each is a token; without it all but w0, w1, … count as w0.
 
     Copies of `host_tokens` fit into host memory. With a `host_order` they are vLLM's: each block is
     copied when it was computed (`host_tier`). Else they are those that the server asks for. An op
@@ -83,6 +69,7 @@ class SimulatedConfig:
     beside_tokens: int = 512
     predicts: bool = True
     bounds: bool = True
+    itl_s: float | None = None
     any_words: bool = False
     words: int = 2048
     part_tokens: int = 1
@@ -175,6 +162,8 @@ class SimulatedEngine:
             clock=clock,
             part_tokens=config.part_tokens,
         )
+        if config.itl_s is not None:
+            self.book.scheduler.keep(ItlLimit(config.cost, config.itl_s))
         self._tier: HostTier | None = None
         if config.host_order is not None:
             self._tier = HostTier(config.host_tokens // config.block_size, config.host_order)
@@ -354,7 +343,7 @@ class SimulatedEngine:
             else:
                 size = chunk.stop - chunk.start
                 fill += size
-                attended += size * chunk.start + size * (size + 1) // 2
+                attended += attended_by(size, chunk.start)
         self.computed += fill
         return copied + self.config.cost.seconds(fill, decoding, tokens, attended)
 

@@ -6,11 +6,12 @@ Hints change only the order. The tokens of a sequence do not depend on them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Sequence, Sized
 from typing import Protocol
 
 from weftline_engine.api import GROUP_WEIGHT, PATIENCE_S, Hints
 from weftline_engine.bookkeeping.schedule.sequence import Rank
+from weftline_engine.bookkeeping.schedule.step_seconds import ItlLimit, PromptSeconds
 
 # The weight of one level of depth in the application's graph, in seconds of waiting.
 _DEPTH_S = 5.0
@@ -109,6 +110,19 @@ class TokenBound:
         if beside is not None and _is_bounded(sequence):
             self._bounded += size
             self._most = min(self._most, beside + size)
+
+
+def prompt_seconds(limit: ItlLimit | None, decoding: Sequence[Ranked]) -> PromptSeconds | None:
+    """The seconds of prompts in a step with these decoding sequences. None where nothing limits
+    them, or nobody reads the tokens of an answer."""
+    if limit is None or not any(map(is_read, decoding)):
+        return None
+    return PromptSeconds(limit, len(decoding), sum(len(one.tokens) for one in decoding))
+
+
+def is_read(sequence: Ranked) -> bool:
+    """Whether somebody waits for this very answer, so that its tokens must come in time."""
+    return not bulk(sequence) and not sequence.hints.group
 
 
 def _is_bounded(sequence: Ranked) -> bool:

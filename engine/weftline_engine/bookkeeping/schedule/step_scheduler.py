@@ -26,9 +26,11 @@ from weftline_engine.bookkeeping.schedule.step_order import (
     PromptBudget,
     TokenBound,
     bulk,
+    prompt_seconds,
     rank,
     urgency,
 )
+from weftline_engine.bookkeeping.schedule.step_seconds import ItlLimit, PromptSeconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +144,12 @@ class Scheduler:
         self._copies: list[tuple[int, int]] = []
         self._planned: set[int] = set()  # ids of the sequences with a chunk in this step
         self._full = False  # no more sequences are admitted in this step
+        self._limit: ItlLimit | None = None
         self._unstamped: list[Sequence] = []  # sequences that came after the last plan
+
+    def keep(self, limit: ItlLimit) -> None:
+        """Let prompts keep this limit from now on, because the costs of steps are known."""
+        self._limit = limit
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Its tokens, with all its output, must fit into the pool."""
@@ -167,8 +174,10 @@ class Scheduler:
         chunks: list[Chunk] = []
         bound = TokenBound(now)
         config, places = self.config, self.config.max_running
-        decoding = sum(one.left == 1 for one in self.running)
-        prompts = PromptBudget(config.step_tokens - min(decoding, places), config.beside_tokens)
+        decoding = [one for one in self.running if one.left == 1]
+        seconds = prompt_seconds(self._limit, decoding)
+        left = config.step_tokens - min(len(decoding), places)
+        prompts = PromptBudget(left, config.beside_tokens)
         early_left = config.early_tokens
         for sequence in sorted(everyone, key=urgency):
             ahead = sequence.open and bool(chunks) and not chunks[0].sequence.open
@@ -180,7 +189,7 @@ class Scheduler:
                 most = min(most, early_left)
             if most < 1 or not bound.allows(sequence) or not self._ensure_running(sequence):
                 continue
-            chunk = self._chunk(sequence, most)
+            chunk = self._chunk(sequence, most, None if decodes else seconds)
             if chunk is not None:
                 chunks.append(chunk)
                 self._planned.add(id(sequence))
@@ -263,15 +272,19 @@ class Scheduler:
             self._leave(sequence)
         return wipe
 
-    def _chunk(self, sequence: Sequence, most: int) -> Chunk | None:
-        """The next tokens of a running sequence, at most `most`. None if it cannot continue now."""
+    def _chunk(self, sequence: Sequence, most: int, seconds: PromptSeconds | None) -> Chunk | None:
+        """The next tokens of a running sequence, at most `most`, and of a prompt those that have
+        the `seconds`. None if it cannot continue now."""
         copy = self._blocks.reuse(sequence)
         if copy is not None:
             self._copies.append(copy)
-        stop = min(sequence.ready, sequence.computed + most)
         start = sequence.computed
+        wanted = min(sequence.ready - start, most)
+        stop = start + (wanted if seconds is None else seconds.allow(start, wanted))
         if start >= stop or not self._reserve(sequence, stop):
             return None
+        if seconds is not None:
+            seconds.spend(start, stop - start)
         sequence.computed = stop
         blocks = tuple(sequence.blocks)
         self._blocks.enter(sequence, final=False)

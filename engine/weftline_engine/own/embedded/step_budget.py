@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from weftline_engine.bookkeeping.drafting.draft_counts import StepCosts
+from weftline_engine.bookkeeping.schedule.step_seconds import ItlLimit, StepSeconds
 
 # The most seconds of a step of prompts, because a verb or a new request waits for its end. With
 # AVX-512 on two cores, 512 rows of SmolLM2-135M take 0.45 s.
@@ -64,3 +68,23 @@ def budget(cost: RowCost | None, max_running: int, wanted: int | None) -> StepBu
     beside = min(max(cost.rows(BESIDE_S), LEAST_BESIDE), MOST_BESIDE)
     early = min(max(cost.rows(EARLY_S), LEAST_EARLY), MOST_ROWS)
     return StepBudget(step, min(step, beside), min(step, early))
+
+
+def itl_limit(
+    row: RowCost,
+    profile: Sequence[tuple[int, float]],
+    drafts: StepCosts | None,
+    device: str,
+) -> ItlLimit:
+    """The limit that prompts keep beside answers, from what a start has measured.
+
+    On the CPU it is the time of a step of prompts, so it shortens those behind many tokens alone:
+    weights are read for as long as 15 rows take, and shorter steps read them too often.
+    """
+    token_s = 0.0
+    if len(profile) > 1:
+        (few, quick), (many, slow) = profile[0], profile[-1]
+        token_s = (slow - quick) / (many - few)
+    attend_s = 0.0 if drafts is None else drafts.attend_s
+    cost = StepSeconds(step_s=row.base_s, fill_s=row.row_s, token_s=token_s, attend_s=attend_s)
+    return ItlLimit(cost, STEP_S, LEAST_ROWS) if device == "cpu" else ItlLimit(cost)

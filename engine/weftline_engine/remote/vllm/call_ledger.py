@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from weftline_engine.api import PRIORITY_S, Hints
 from weftline_engine.bookkeeping.schedule.sequence import Rank
-from weftline_engine.bookkeeping.schedule.step_order import TokenBound, rank, urgency
+from weftline_engine.bookkeeping.schedule.step_order import TokenBound, is_read, rank, urgency
 
 # The most hints that are kept for requests that have not come yet. The oldest is forgotten.
 MOST_EARLY = 4096
@@ -92,6 +92,11 @@ class CallLedger:
         calls = list(self._calls.values())
         rank(calls)
         return [call.request for call in sorted(calls, key=urgency)]
+
+    def is_read(self, request: str) -> bool:
+        """Whether somebody reads the tokens of this answer as they come."""
+        call = self._calls.get(request)
+        return call is not None and is_read(call)
 
     def held(self, running: Iterable[str], waiting: Iterable[str], now: float) -> set[str]:
         """The waiting requests that may not join the running ones in the next step."""

@@ -1,55 +1,33 @@
 """Whether keys and values come back from host memory or are computed again, by measured seconds.
 
-This module is pure and is told the time. The scheduler inside vLLM tells what its steps and its
-connector's loads took, and asks before each load.
+This module is pure and is told the time. The scheduler inside vLLM tells what its connector's loads
+took, and asks before each load.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from statistics import fmean, linear_regression, median
+from statistics import fmean, linear_regression
 
-# The steps and loads that count. Older ones had other requests beside them.
-WINDOW = 32
-# A step with fewer prompt tokens tells little of what one of them costs.
-LEAST_FILLED = 64
+from weftline_engine.remote.vllm.step_meter import WINDOW, StepMeter
+
 # After so many contexts in turn that were computed again, one is loaded, to measure anew.
 TRIAL = 32
 
 
 class ReloadCosts:
-    """What vLLM's steps and loads have taken.
+    """What vLLM's loads have taken, beside what its steps take.
 
-    A step takes the seconds of a step that only decodes, and some for each prompt token. A load
-    takes the seconds from its plan to its arrival, as the request that waits for it sees them.
+    A load takes the seconds from its plan to its arrival, as the request that waits for it sees
+    them.
     """
 
-    def __init__(self) -> None:
-        self._planned: deque[tuple[int, int, float]] = deque()  # steps whose result is to come
-        self._computed_at = 0.0
-        self._decodes: deque[float] = deque(maxlen=WINDOW)
-        self._fills: deque[float] = deque(maxlen=WINDOW)  # seconds of a prompt token
+    def __init__(self, steps: StepMeter) -> None:
+        self._steps = steps
         self._loading: dict[str, tuple[int, float]] = {}
         self._loads: deque[tuple[float, float]] = deque(maxlen=WINDOW)  # tokens and seconds
         self._refused: set[str] = set()
-
-    def planned(self, tokens: int, prompt_tokens: int, now: float) -> None:
-        """A step of so many tokens was planned, with so many of prompts among them. Its result
-        comes after those of earlier steps."""
-        self._planned.append((tokens, prompt_tokens, now))
-
-    def computed(self, now: float) -> None:
-        """The result of the oldest planned step is there."""
-        tokens, prompt_tokens, planned_at = self._planned.popleft()
-        # A step that was planned ahead begins when the one before it ends.
-        seconds = now - max(planned_at, self._computed_at)
-        self._computed_at = now
-        if tokens and not prompt_tokens:
-            self._decodes.append(seconds)
-        elif prompt_tokens >= LEAST_FILLED:
-            base = median(self._decodes) if self._decodes else 0.0
-            self._fills.append(max(0.0, seconds - base) / prompt_tokens)
 
     def begun(self, request: str, tokens: int, now: float) -> None:
         """The request waits for a load of so many tokens."""
@@ -70,10 +48,11 @@ class ReloadCosts:
 
         A load delays its own request alone. Computing delays the `running` ones too, by as much.
         """
-        if not self._fills or not self._loads:
+        fill_s = self._steps.fill_s
+        if fill_s is None or not self._loads:
             return 0.0
         fixed, each = self._load()
-        saved = (1 + running) * median(self._fills) - each
+        saved = (1 + running) * fill_s - each
         return fixed / saved if saved > 0.0 else math.inf
 
     def pays(self, request: str, tokens: int, running: int) -> bool:

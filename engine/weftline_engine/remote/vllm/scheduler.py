@@ -9,6 +9,9 @@ things:
 - contexts that nobody will read are evicted first;
 - the state of a model that has one is kept where prompts part (`state_stops`).
 
+On a GPU it changes a sixth: a step computes as many prompt tokens as let it end within the limit on
+the time between two tokens of the answers beside them (`step_seconds`).
+
 With vLLM's connector to host memory it changes two more: contexts are copied, and copied back,
 where that takes no longer than computing them again (`reloads`), and host memory keeps what is read
 soonest (`host_policy`).
@@ -27,6 +30,7 @@ from collections import deque
 from typing import Any, Self
 
 from vllm.config import VllmConfig
+from vllm.platforms import current_platform
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -34,11 +38,14 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.version import __version__
 
+from weftline_engine.api import ITL_S
+from weftline_engine.bookkeeping.schedule.step_seconds import ItlLimit, PromptSeconds, attended_by
 from weftline_engine.remote.vllm.call_ledger import CallLedger
 from weftline_engine.remote.vllm.host_policy import APPLICATION, CONTEXT, policy_of
 from weftline_engine.remote.vllm.pool_contexts import PrefixContexts
 from weftline_engine.remote.vllm.reloads import ReloadCosts
 from weftline_engine.remote.vllm.state_stops import StateStops
+from weftline_engine.remote.vllm.step_meter import PlannedWork, StepMeter
 from weftline_engine.remote.vllm.versions import HOST_CONNECTOR, NOTES, is_known, refusal
 from weftline_engine.transport import wire
 
@@ -73,6 +80,8 @@ class WeftlineScheduler(Scheduler):
     default, and on a CPU never. So this class creates the kind that the configuration asks for.
     """
 
+    max_num_scheduled_tokens: int  # vLLM's, and changed for one step
+
     def __new__(cls, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> Self:
         is_async = vllm_config.scheduler_config.async_scheduling
         return super().__new__(AsyncWeftlineScheduler if is_async else cls)
@@ -85,10 +94,14 @@ class WeftlineScheduler(Scheduler):
         self._contexts = PrefixContexts(self.kv_cache_manager.block_pool, copies=copies)
         self._copies = policy_of(self.connector)
         self._stops = StateStops(self.cache_config.block_size)
+        self._steps = StepMeter()
+        # On a CPU a step reads the weights for as long as 60 prompt tokens take, so short steps
+        # cost more than they give: six chains took 61 s with them, and 35 s without.
+        self._itl_s = None if current_platform.is_cpu() else ITL_S
         self._reloads: ReloadCosts | None = None
         transfer = self.vllm_config.kv_transfer_config
         if transfer is not None and transfer.kv_connector == HOST_CONNECTOR:
-            self._reloads = ReloadCosts()
+            self._reloads = ReloadCosts(self._steps)
             self._loadable = self.connector.get_num_new_matched_tokens
             # vLLM asks the connector for each request that may start. Here the costs decide, too.
             self.connector.get_num_new_matched_tokens = self._worth_loading
@@ -109,21 +122,23 @@ class WeftlineScheduler(Scheduler):
         self._put_in_order()
         self._make_room()
         held = self._hold_back()
+        whole = self.max_num_scheduled_tokens
+        self.max_num_scheduled_tokens = self._step_tokens(whole)
         output = super().schedule(*args, **kwargs)
+        self.max_num_scheduled_tokens = whole
         for request in held:
             self.waiting.add_request(request)
-        if self._reloads is not None:
-            tokens, prompts = output.total_num_scheduled_tokens, self._prompt_tokens(output)
-            self._reloads.planned(tokens, prompts, time.monotonic())
+        self._steps.planned(self._work(output), time.monotonic())
         return output
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> Any:
         """Take over what a step has computed, and what the connector has loaded meanwhile."""
+        now = time.monotonic()
+        self._steps.computed(now)
         if self._reloads is not None:
-            now, transferred = time.monotonic(), model_runner_output.kv_connector_output
-            self._reloads.computed(now)
+            transferred = model_runner_output.kv_connector_output
             for request in (transferred and transferred.finished_recving) or ():
                 self._reloads.loaded(request, now)
         return super().update_from_output(scheduler_output, model_runner_output)
@@ -180,14 +195,44 @@ class WeftlineScheduler(Scheduler):
             params["max_offload_tokens"] = 0
         request.kv_transfer_params = {**params, **(request.kv_transfer_params or {})}
 
-    def _prompt_tokens(self, output: SchedulerOutput) -> int:
-        """The prompt tokens of a planned step, which vLLM counts as computed already."""
-        found = 0
+    def _step_tokens(self, whole: int) -> int:
+        """The most tokens of the next step, of `whole`: so many that prompts leave the time between
+        two tokens of an answer within the limit. Those that decode get theirs first."""
+        if self._itl_s is None or not self.scheduler_config.enable_chunked_prefill:
+            return whole
+        decoding = [one for one in self.running if not one.is_prefill_chunk]
+        prompts = [one for one in self.running if one.is_prefill_chunk]
+        read = any(self._ledger.is_read(one.request_id) for one in decoding)
+        if not read or not (prompts or self.waiting) or (cost := self._steps.cost) is None:
+            return whole
+        if prompts:
+            behind = min(prompts, key=lambda one: one.priority).num_computed_tokens
+        else:  # how much of it is in the cache is known when it runs: as if all were
+            behind = self.waiting.peek_request().num_tokens
+        held = sum(one.num_computed_tokens for one in decoding)
+        room = PromptSeconds(ItlLimit(cost, self._itl_s), len(decoding), held)
+        decoded = sum(
+            one.num_tokens_with_spec + one.num_output_placeholders - one.num_computed_tokens
+            for one in decoding
+        )
+        # A model with a state computes whole blocks.
+        least = min(whole, decoded + self.cache_config.block_size)
+        self.running.sort(key=lambda one: (one.is_prefill_chunk, one.priority))
+        return max(least, min(whole, decoded + room.allow(behind, whole)))
+
+    def _work(self, output: SchedulerOutput) -> PlannedWork:
+        """What a planned step computes. vLLM counts its tokens as computed already."""
+        prompt = attended = decoding = held = 0
         for name, tokens in output.num_scheduled_tokens.items():
             request = self.requests[name]
-            if request.num_computed_tokens - tokens < request.num_prompt_tokens:
-                found += tokens
-        return found
+            before = request.num_computed_tokens - tokens
+            held += before + tokens
+            if before < request.num_prompt_tokens:
+                prompt += tokens
+                attended += attended_by(tokens, before)
+            else:
+                decoding += 1
+        return PlannedWork(prompt, attended, decoding, held)
 
     def _hear(self) -> None:
         keepers = [one for one in (self._contexts, self._copies) if one is not None]

@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-# Seconds per token of a chat: Parrot's experiments allow 40 ms, which is faster than people read.
-TOKEN_S = 0.040
-# Where even the smallest step is slow, other calls may make it this many times longer.
-SLOWER = 2.0
+from weftline_engine.api import ITL_S, SLOWER
 
 
 def latency_tokens(profile: Sequence[tuple[int, float]]) -> int | None:
-    """Return the most tokens in flight with which a step takes at most TOKEN_S.
+    """Return the most tokens in flight with which a step takes at most ITL_S.
 
     `profile` is Description.step_profile. It is interpolated between its points and extrapolated
     beyond the last one, linearly. None means no limit: the profile has fewer than two points, or
@@ -24,7 +21,7 @@ def latency_tokens(profile: Sequence[tuple[int, float]]) -> int | None:
     """
     if len(profile) < 2:
         return None
-    longest = max(TOKEN_S, SLOWER * profile[0][1])
+    longest = max(ITL_S, SLOWER * profile[0][1])
     for (tokens, seconds), (more, longer) in pairwise(profile):
         if seconds <= longest < longer:
             return round(tokens + (more - tokens) * (longest - seconds) / (longer - seconds))
