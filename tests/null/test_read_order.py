@@ -84,6 +84,11 @@ def test_what_is_said_before_an_op_has_ended_counts_then() -> None:
     assert first(order, 0.0) == "els"
     order.drop("soon")
     assert first(order, 0.0) == "sel"
+    order.keep("next", 5.0)
+    order.expect("next", 50.0)
+    order.add("n", 0.0)
+    order.leave("next", "next", "n")
+    assert first(order, 0.0) == "seln", "kept, though it is read later than another"
 
 
 def test_a_block_that_has_gone_and_come_again_is_another_one() -> None:
@@ -123,3 +128,18 @@ def test_agents_in_turns_find_what_an_optimum_finds() -> None:
             while len(order) > 2:
                 order.remove(next(one for one in order.first(float(now)) if one != name))
         assert hits == found
+
+
+def test_what_the_server_keeps_goes_last() -> None:
+    """A context that the device may still have goes before one that it does not have any more,
+    whenever they are read. What both have stays with the kept one."""
+    order = written(plain="sa", kept1="sbc", kept2="d", unknown="e")
+    for name, at in (("plain", 4.0), ("kept1", 30.0), ("kept2", 90.0)):
+        order.expect(name, at)
+    for name in ("kept1", "kept2"):
+        order.keep(name, 3.0)
+    assert first(order, 3.0) == "aedcbs"
+    order.drop("kept1")
+    assert first(order, 3.0) == "cbased"
+    order.free("kept2")
+    assert first(order, 3.0)[0] == "d"

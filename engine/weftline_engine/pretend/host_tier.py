@@ -80,6 +80,11 @@ class HostTier:
         if self._knows:
             self._order.expect(context, at)
 
+    def keep(self, context: str, now: float) -> None:
+        """Keep a context whose room on the device others need."""
+        if self._knows:
+            self._order.keep(context, now)
+
     def drop(self, context: str) -> None:
         """Nobody will read the copy of a context."""
         if self._knows:

@@ -290,6 +290,7 @@ class SimulatedEngine:
         if self._tier is not None and retention is api.Retention.DROP:
             self._tier.drop(context)
         if self._tier is not None and retention is api.Retention.SWAP:
+            self._tier.keep(context, self._clock())
             retention = api.Retention.EVICTABLE  # what was computed has been copied
         self.book.retain(context, retention)
 

@@ -94,10 +94,12 @@ class NextUsePolicy(CachePolicy):
         self._order.expect(context, time.monotonic() + pause_s)
 
     def retain(self, context: str, retention: Retention) -> None:
-        """A context that is to be kept is read soon, and nobody reads the copy of one that is
-        dropped."""
+        """A context that is to be kept on the device is read soon. The copy of one that is to be
+        swapped is kept, and nobody reads that of one that is dropped."""
         if retention is Retention.KEEP:
             self._order.expect(context, time.monotonic())
+        elif retention is Retention.SWAP:
+            self._order.keep(context, time.monotonic())
         elif retention is Retention.DROP:
             self._order.drop(context)
 
