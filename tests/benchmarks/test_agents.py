@@ -147,3 +147,25 @@ def test_a_server_that_does_not_answer_is_named(capsys: pytest.CaptureFixture[st
     words = ["--null", "--url", "x=http://127.0.0.1:9", "--systems", "x", "--turns", "1"]
     assert agents.main(words) == 0
     assert "within False  error ConnectError(" in capsys.readouterr().out
+
+
+def test_agents_on_a_simulated_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Three sessions of 1,100 tokens fit into an H100 with all systems, and its first prompt takes
+    0.2 s. The rows name the device's seed, and the last ones compare with the first system."""
+    trace, out = generated(tmp_path), tmp_path / "out"
+    words = ["--trace", str(trace), "--device", "H100", "--most", "3", "--ttft", "1"]
+    systems = "LRU,LRU:1,weftline,weftline and host memory,all contexts fit"
+    assert agents.main([*words, "--systems", systems, "--folder", str(out)]) == 0
+    (path,) = out.glob("agents-H100-seed-0*")
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["sustained"] for row in rows if "sustained" in row] == [3] * 5
+    first = rows[0]
+    assert (first["system"], first["agents"], first["requests"], first["failed"]) == (
+        "LRU",
+        1,
+        2,
+        0,
+    )
+    assert 0.1 < first["ttft_s"] < 0.4 and first["tokens_per_s"] > 60
+    assert agents.main([*words, "--systems", "vllm"]) == 1
+    assert "there is no system 'vllm'" in capsys.readouterr().err
