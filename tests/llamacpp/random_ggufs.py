@@ -83,6 +83,8 @@ def gguf_of(
     """A GGUF file with random weights and the tokenizer of `words`, by llama.cpp's converter. The
     chat template is that of the tokenizer, or `template`."""
     AutoModelForCausalLM.from_config(config).float().save_pretrained(folder)
+    if isinstance(config, GraniteMoeHybridConfig):
+        _name_layers(folder / "config.json")
     settings: dict[str, Any] = json.loads((words / "tokenizer_config.json").read_text())
     if template is not None:
         settings["chat_template"] = template
@@ -98,3 +100,11 @@ def gguf_of(
         [*command, "--outtype", "f16"], check=True, capture_output=True, timeout=200, env=paths
     )
     return path
+
+
+def _name_layers(path: Path) -> None:
+    """Give Granite's layers of attention the name that the converter knows."""
+    found = json.loads(path.read_text())
+    names = {"full_attention": "attention", "linear_attention": "mamba"}
+    found["layer_types"] = [names.get(one, one) for one in found["layer_types"]]
+    path.write_text(json.dumps(found))

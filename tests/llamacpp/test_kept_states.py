@@ -160,7 +160,13 @@ async def test_whole_windows_are_continued_from_files(
     llama_config: LlamaServerConfig, windows: Path
 ) -> None:
     """With --swa-full a common beginning of siblings is computed once, as with full attention."""
-    config = replace(llama_config, model=windows, slots=2, llama_arguments=("--swa-full",))
+    config = replace(
+        llama_config,
+        model=windows,
+        slots=2,
+        llama_arguments=("--swa-full",),
+        cut=StateCut.IN_SLOTS,
+    )
     target = Target(LlamaEngine(config), {})
     await target.start()
     try:
@@ -169,6 +175,12 @@ async def test_whole_windows_are_continued_from_files(
         cached = [one.finished.usage.cached_tokens for one in heard if one.finished is not None]
         assert sorted(cached) == [0] + [len(SHARED)] * 3
         assert await computed(target) <= len(SHARED) + 4 * 40 + 2
+        # A file holds only windows: what parts before its end is computed up to there, once.
+        before = await computed(target)
+        for at in range(200, 204):
+            [last] = await target.run(op(f"half{at}", (*SHARED[:200], *range(at, at + 40))))
+        assert last.finished is not None and last.finished.usage.cached_tokens == 200
+        assert await computed(target) - before <= 200 + 4 * 41
     finally:
         await target.close()
 

@@ -264,6 +264,25 @@ def test_a_recurrent_slot_is_written_at_its_end_and_at_its_checkpoint() -> None:
         assert seat.restore is not None and seat.found == found
 
 
+def test_whole_windows_are_cut_anywhere_in_a_slot_and_not_in_a_file() -> None:
+    """A file has only the keys of the last window. A slot that was read from it has no more."""
+    half = len(SHARED) // 2
+    desk = bench(1, cut=StateCut.IN_SLOTS)
+    desk.run(SHARED)
+    assert desk.run((*SHARED[:half], 5)).found == half
+    assert len(desk.seats) == 2
+    for reads in (False, True):
+        desk = bench(1, cut=StateCut.IN_SLOTS)
+        desk.run(SHARED)
+        saved = desk.run((9, *SHARED)).save
+        if reads:
+            seat = desk.run((*SHARED, 7, 9))
+            assert (seat.restore, seat.found) == (saved, len(SHARED) + 1)
+        desk.run((*SHARED[:half], 5))
+        fill = desk.seats[-2]  # up to where they part, from nothing
+        assert (fill.call.tokens, fill.found, fill.restore) == (SHARED[:half], 0, None)
+
+
 def test_siblings_of_a_recurrent_model_read_a_file_that_ends_where_they_part() -> None:
     """The beginning is filled first, so a slot ends exactly there when it is written."""
     desk = bench(2, cut=StateCut.KEPT)
@@ -423,7 +442,7 @@ class Machine:
             if seat.save is not None:
                 self.files[seat.save.name] = tokens
             if seat.border is not None:
-                assert self.cut is StateCut.KEPT
+                assert self.cut.fills_first
                 assert tokens[: len(seat.border.tokens)] == seat.border.tokens
                 self.files[seat.border.name] = seat.border.tokens
             if seat.restore is not None:

@@ -266,7 +266,7 @@ def _cut_of(file: Path, arguments: Sequence[str]) -> StateCut:
         cut = cut_of(GgufHeader(file).values)
     except ModelUnavailable:  # llama-server may read it all the same, and the engine then learns it
         return StateCut.ANYWHERE
-    return StateCut.ANYWHERE if cut is StateCut.WINDOWS and "--swa-full" in arguments else cut
+    return StateCut.IN_SLOTS if cut is StateCut.WINDOWS and "--swa-full" in arguments else cut
 
 
 def _words_of(file: Path) -> Path | None:

@@ -25,7 +25,6 @@ from weftline_engine.remote.llamacpp.llama_child import LlamaChild
 from weftline_engine.remote.llamacpp.llama_program import too_old
 from weftline_engine.remote.llamacpp.slot_requests import Properties
 from weftline_engine.remote.llamacpp.slots import Seat, SlotBook, SlotCall
-from weftline_engine.remote.llamacpp.state_cut import StateCut
 from weftline_engine.remote.llamacpp.turn_marks import (
     before_messages,
     begin_of_last,
@@ -85,7 +84,7 @@ class LlamaEngine(RemoteEngine):
             if self._config.served is not None:
                 await served(self._endpoint, self._config.served, "/v1/models")
             words = self._config.words if await self._reads_alike(self._config.words) else None
-            if self._config.cut is StateCut.KEPT:
+            if self._config.cut.fills_first:
                 self._mark = await self._user_mark()
         except EndpointError as error:
             await self.close()

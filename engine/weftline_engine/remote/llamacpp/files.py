@@ -43,11 +43,15 @@ class SavedFiles:
         prompt that `grows` will have more than these tokens."""
         best, most = None, 0
         for one in self.of(salt):
-            shared = common(one.tokens, tokens)
-            usable = self.cut.usable(shared, len(one.tokens), len(tokens) + grows)
+            usable = self.usable(one.tokens, tokens, grows=grows)
             if usable > most:
                 best, most = one, usable
         return best, most
+
+    def usable(self, held: Sequence[int], tokens: Sequence[int], *, grows: bool = False) -> int:
+        """How many tokens of a prompt a file of the `held` ones would save."""
+        wanted = len(tokens) + grows
+        return self.cut.of_files.usable(common(held, tokens), len(held), wanted)
 
     def add(
         self,

@@ -26,13 +26,14 @@ class HeldTokens:
     """The tokens that a slot holds, and the tenant whose they are.
 
     `salt` is None where somebody else may have used the slot. The state is kept at `checkpoints`,
-    numbers of tokens.
+    numbers of tokens. The first `filed` of the tokens were read from a file.
     """
 
     cut: StateCut = StateCut.ANYWHERE
     tokens: tuple[int, ...] = ()
     salt: str | None = None
     checkpoints: tuple[int, ...] = ()
+    filed: int = 0
 
     def holds(self, tokens: Sequence[int], salt: str, *, grows: bool = False) -> int:
         """How many tokens of a prompt need not be computed. A prompt that `grows` will have more
@@ -40,7 +41,8 @@ class HeldTokens:
         if self.salt != salt:
             return 0
         shared = common(self.tokens, tokens)
-        return self.cut.usable(shared, len(self.tokens), len(tokens) + grows, self.checkpoints)
+        cut = self.cut.of_files if shared < self.filed else self.cut
+        return cut.usable(shared, len(self.tokens), len(tokens) + grows, self.checkpoints)
 
 
 @dataclass(eq=False, slots=True)

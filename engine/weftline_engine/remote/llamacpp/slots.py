@@ -201,16 +201,16 @@ class SlotBook:
             if computed:
                 kept = after_prompt(kept, seat.found, len(seat.call.tokens))
             self._set(slot, tokens or (), None if tokens is None else seat.call.salt, kept)
-            slot.is_border = computed and seat.call.at_border and slot.cut is StateCut.KEPT
+            slot.is_border = computed and seat.call.at_border and slot.cut.fills_first
 
     def learn(self, seat: Seat, cached: int) -> StateCut | None:
         """llama-server found `cached` tokens of the prompt. The cut of the model's states, if they
         cannot be cut where the book believed; else None."""
         if seat.found < LEAST_COPY or cached >= seat.found // 2:
             return None
-        if seat.restore is not None and self._files.cut is StateCut.KEPT:
+        if seat.restore is not None and self._files.cut.fills_first:
             return self._believe(StateCut.WINDOWS)
-        if self._files.cut is StateCut.ANYWHERE:
+        if self._files.cut is not StateCut.KEPT and self._files.cut.copies:
             return self._believe(StateCut.KEPT)
         return None
 
@@ -263,6 +263,8 @@ class SlotBook:
         slot.user, slot.used = call, self._clock
         kept = () if restore is not None else slot.checkpoints
         kept = tuple(one for one in kept if one <= choice.found)
+        if restore is not None or not choice.found:
+            slot.filed = choice.found
         self._set(slot, call.tokens[: choice.found], call.salt, kept)
         slot.is_border = False
         return seat
@@ -304,7 +306,7 @@ class SlotBook:
         between them. What has parted there is likely to part there again, so such states count too.
         """
         known = [one.tokens for one in others]
-        if self._files.cut is StateCut.KEPT:
+        if self._files.cut.fills_first:
             slots = [slot for slot in self._slots if slot.salt == call.salt]
             known += (slot.tokens for slot in slots)
             known += (slot.user.tokens for slot in slots if slot.user is not None)
@@ -315,7 +317,7 @@ class SlotBook:
     def _border_of(self, call: SlotCall, best: int) -> int:
         """The border of a prompt of which nothing is held, where a state must be kept now or never.
         0 if there is none: a conversation that goes on has its states."""
-        is_new = self._files.cut is StateCut.KEPT and best < LEAST_COPY <= call.border
+        is_new = self._files.cut.fills_first and best < LEAST_COPY <= call.border
         return call.border if is_new else 0
 
     def _lost(self, call: SlotCall, found: int) -> int:
@@ -331,7 +333,8 @@ class SlotBook:
     def _is_shared(self, slot: LlamaSlot, others: Sequence[SlotCall]) -> bool:
         """Whether a file of this slot would help a call of `others` more than what there is."""
         return any(
-            slot.holds(one.tokens, one.salt)
+            slot.salt == one.salt
+            and self._files.usable(slot.tokens, one.tokens)
             >= max(LEAST_COPY, self._best(one, without=slot) + LEAST_COPY)
             for one in others
         )
@@ -387,7 +390,7 @@ def _border(slot: LlamaSlot) -> tuple[int, ...]:
     The next turn of a conversation seldom begins with all that the slot holds: a template leaves
     out thoughts, and the answer's text may give other tokens.
     """
-    if slot.cut is not StateCut.KEPT or not slot.checkpoints:
+    if not slot.cut.fills_first or not slot.checkpoints:
         return ()
     end = slot.checkpoints[-1] + 1
     return slot.tokens[:end] if LEAST_COPY <= end < len(slot.tokens) else ()

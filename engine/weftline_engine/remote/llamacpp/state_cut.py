@@ -26,6 +26,8 @@ class StateCut(Enum):
     """Where a state can be cut."""
 
     ANYWHERE = "anywhere"
+    # With --swa-full. A slot has the keys of all tokens, and a file of it those of the last window.
+    IN_SLOTS = "anywhere in a slot, and at the end of a file"
     KEPT = "at its end and at checkpoints"
     # A file of a slot cannot be continued: llama-server wants one token more than the window, and
     # writes the window.
@@ -36,12 +38,22 @@ class StateCut(Enum):
         """Whether a slot that was read from a file can be continued."""
         return self is not StateCut.WINDOWS
 
+    @property
+    def fills_first(self) -> bool:
+        """Whether a file must end where prompts part, so that they are filled up to there."""
+        return self in (StateCut.IN_SLOTS, StateCut.KEPT)
+
+    @property
+    def of_files(self) -> StateCut:
+        """Where a state that was read from a file can be cut."""
+        return StateCut.KEPT if self is StateCut.IN_SLOTS else self
+
     def usable(self, shared: int, held: int, wanted: int, checkpoints: Sequence[int] = ()) -> int:
         """How many tokens of a prompt of `wanted` tokens need not be computed.
 
         The prompt and the `held` tokens of a state have the first `shared` in common.
         """
-        if self is StateCut.ANYWHERE or (shared == held and shared < wanted):
+        if self in (StateCut.ANYWHERE, StateCut.IN_SLOTS) or shared == held < wanted:
             return shared
         return max((one for one in checkpoints if one <= shared), default=0)
 
