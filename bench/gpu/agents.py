@@ -10,8 +10,9 @@ host memory.
 
 The systems are (a) vLLM, (b) vLLM with its copies in host memory, (c) vLLM behind the better one of
 two semaphores in the client, and (d) weftline's scheduler inside vLLM, with the same host memory.
-The three vLLMs start together, and then the systems run in turns, each for the same seconds on the
-same sessions with texts of its own. The KV cache is cut to a quarter of what the sessions need.
+Two vLLMs are there at once, because three with an 8B model take 96 GB. The systems run in turns,
+each for the same seconds on the same sessions with texts of its own. The KV cache is cut to a
+quarter of what the sessions need.
 
 Each run's row is printed and written when it ends. So what was measured stays if the machine goes
 early. A run that no longer fits into the budget is left out, and its row says so. So is a system
@@ -51,6 +52,7 @@ Row = dict[str, Any]
 LONGEST = 32_768  # tokens of a session; the shape's context has 40,960
 FEWEST_TURNS = 16
 PRESSURE = 4  # what the sessions need, over the KV cache
+AT_ONCE = 2  # vLLMs on the GPU: of 32 GB each, with a KV cache of 99,000 tokens
 # Beside a run: the sessions' texts are made, and the servers come to rest.
 BESIDE_S = 5.0
 ALONE, HOST, OURS = "vllm", "vllm and host memory", "weftline in vllm"
@@ -94,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
     add("--budget", type=float, default=570.0, help="seconds until the machine goes")
-    add("--measured", type=float, default=85.0, help="seconds of a run")
+    add("--measured", type=float, default=75.0, help="seconds of a run")
     add("--agents", type=int, default=16, help="sessions that run together")
     add("--lengths", type=float, default=0.25, help="factor of all lengths")
     add("--pauses", type=float, default=0.25, help="factor of the seconds between two requests")
@@ -117,24 +119,38 @@ async def _measure(args: argparse.Namespace, clock: Clock) -> list[Row]:
     setup = Setup(model=model, kv_tokens=kv_tokens, random_weights=True, vllm_arguments=words)
     fit = max(1, round(kv_tokens / statistics.fmean(peaks)))
     rows: list[Row] = []
-    async with AsyncExitStack() as stack:
-        specs = _specs(args)
-        started = await _started(stack, setup, specs)
-        runs = [one for one in plan(fit) if one.server in specs]
+    specs = _specs(args)
+    runs = [one for one in plan(fit) if one.server in specs]
+    async with Servers(setup, specs) as servers:
         for number, one in enumerate(runs):
-            url = started[one.server]
-            if isinstance(url, str) and clock.fits(args.measured + BESIDE_S):
-                texts = Texts(counter(model), args.seed + number)
-                room = asyncio.Semaphore(one.slots) if one.slots else None
-                found = await agents(url, sessions, texts.document, room, 0.0, args.measured)
-                row = {"system": one.name, "kv_tokens": kv_tokens, **figures(found, args.measured)}
-            else:
-                why = "the budget has ended" if isinstance(url, str) else str(url)
-                row = {"system": one.name, "left_out": why}
-            rows.append(row)
-            print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+            texts, later = Texts(counter(model), args.seed + number), runs[number:]
+            found = await _figures(args, clock, servers, sessions, texts, later)
+            told = {} if "left_out" in found else {"kv_tokens": kv_tokens}
+            rows.append({"system": one.name, **told, **found})
+            print("  ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
             _write(args, rows)
     return rows
+
+
+async def _figures(
+    args: argparse.Namespace,
+    clock: Clock,
+    servers: Servers,
+    sessions: Sequence[CodingSession],
+    texts: Texts,
+    runs: Sequence[Program],
+) -> Row:
+    """The figures of the first of the `runs`, or why it was left out."""
+    one, takes_s = runs[0], args.measured + BESIDE_S
+    if clock.fits(takes_s):
+        url = await servers.of(one.server, [run.server for run in runs])
+        if isinstance(url, WeftlineError):
+            return {"left_out": str(url)}
+        if clock.fits(takes_s):
+            room = asyncio.Semaphore(one.slots) if one.slots else None
+            found = await agents(url, sessions, texts.document, room, 0.0, args.measured)
+            return figures(found, args.measured)
+    return {"left_out": "the budget has ended"}
 
 
 def plan(fit: int) -> list[Program]:
@@ -211,20 +227,35 @@ def _specs(args: argparse.Namespace) -> Mapping[str, ServerSpec]:
     return specs
 
 
-async def _started(
-    stack: AsyncExitStack, setup: Setup, specs: Mapping[str, ServerSpec]
-) -> dict[str, str | WeftlineError]:
-    """The address of each server, or why it did not start. They start together."""
+class Servers(AsyncExitStack):
+    """The servers of the runs, of which AT_ONCE are there together."""
 
-    async def start(name: str, spec: ServerSpec) -> str | WeftlineError:
+    def __init__(self, setup: Setup, specs: Mapping[str, ServerSpec]) -> None:
+        super().__init__()
+        self._setup = setup
+        self._specs = specs
+        self._started: dict[str, str | WeftlineError] = {}
+        self._stops: dict[str, AsyncExitStack] = {}
+
+    async def of(self, name: str, later: Sequence[str]) -> str | WeftlineError:
+        """The address of a server, or why it did not start. Servers that no run of the `later` ones
+        needs are stopped, and the next ones start together."""
+        if name not in self._started:
+            for old in self._stops.keys() - set(later):
+                await self._stops.pop(old).aclose()
+            wanted = [one for one in dict.fromkeys(later) if one not in self._started]
+            await asyncio.gather(*map(self._start, wanted[: AT_ONCE - len(self._stops)]))
+        return self._started[name]
+
+    async def _start(self, name: str) -> None:
         log = f"gpu-agents-{name.replace(' ', '-')}"
+        stack = await self.enter_async_context(AsyncExitStack())
         try:
-            return (await stack.enter_async_context(running(spec, setup, log))).url
+            server = running(self._specs[name], self._setup, log)
+            self._started[name] = (await stack.enter_async_context(server)).url
+            self._stops[name] = stack
         except WeftlineError as error:
-            return error
-
-    found = await asyncio.gather(*(start(*item) for item in specs.items()))
-    return dict(zip(specs, found, strict=True))
+            self._started[name] = error
 
 
 def _write(args: argparse.Namespace, rows: Sequence[Row]) -> None:
