@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from bench.gpu import roofline
 from bench.micro import replay as command
 from bench.replay import at_length
 from bench.replay.at_length import Regime
 from bench.replay.production import LRU, OURS, replay
 from bench.replay.trace import Recorded, Turn, drawn
+from tests.simulator.agents import Agents, simulate
 from weftline.errors import InvalidRequest
 from weftline_engine.pretend.host_tier import HostOrder
 from weftline_engine.pretend.simulation import SimulatedConfig, StepCost
@@ -65,6 +68,24 @@ def test_the_command_prints_each_system(
     assert len(lines) >= 3 and all(line.startswith("pressure 2.") for line in lines)
     assert [line for line in lines if "system weftline" in line] == lines[-1:]
     assert (tmp_path / "replay-drawn-H100-8b.json").exists()
+
+
+def test_short_contexts_gain_as_well() -> None:
+    """An application of each of 32 agents with contexts of 3,072 tokens and tools of 0.5 s, on an
+    H200 whose cache holds a third of them. At least as many end in a minute as without the server,
+    and one takes less than 0.75 of the time in the mean. With 92 a minute without the server, three
+    runs gave 101 to 108."""
+    agents = Agents(applications=32, shared=0, task=2272, result=60)
+    config = replace(
+        roofline.config(roofline.SHAPES["Llama-3-8B"], roofline.H200, roofline.VLLM),
+        kv_tokens=agents.pool,
+    )
+    assert agents.tokens == 3072 and agents.pool == 32_768
+    off = frozenset({"admission", "retention"})
+    lru = simulate(agents, replace(config, predicts=False), off)
+    ours = simulate(agents, config, frozenset())
+    assert max(ours.ended) < max(lru.ended)
+    assert ours.row["mean_s"] < 0.75 * lru.row["mean_s"]
 
 
 def test_host_memory_is_used_in_a_replay() -> None:

@@ -64,15 +64,15 @@ def test_giving_up_is_worth_half_of_computing_again(pause_s: float, stays: bool)
 
 
 def test_a_context_that_takes_long_to_compute_keeps_its_room_so_long() -> None:
-    """The engine would compute its 900 tokens again for 90 s. So its room is not given to others in
-    pauses that are shorter, however short the usual pauses of its kind are.
+    """The engine would compute its 900 tokens again for 90 s. So others do not get its room for ten
+    times as long, however short the usual pauses of its kind are.
     """
     one = app("a", 0.0, 900, 900)
     one.habits.learn_pause(0.5)
     one.queued(900, 0.0)
     one.ended(10.0)
-    assert not one.is_dormant(99.9, 0.1)
-    assert one.is_dormant(100.1, 0.1)
+    assert not one.is_dormant(909.9, 0.1)
+    assert one.is_dormant(910.1, 0.1)
 
 
 @pytest.mark.parametrize(
@@ -303,6 +303,29 @@ def test_where_engines_decode_applications_are_admitted_beyond_the_room(
     crowd = [app("a", 0.0, 900, 900), app("b", 1.0, 500, 500)]
     decodes = recomputed is not None and filling < 0.8
     assert names(admit([], crowd, pool, 3.0).out) == ([] if decodes else ["b"])
+
+
+@pytest.mark.parametrize(("fill_s", "enters"), [(1e-4, ["b", "c"]), (1e-3, [])])
+def test_where_contexts_are_cheap_the_present_sizes_have_to_fit(
+    fill_s: float, enters: list[str]
+) -> None:
+    """Each holds 300 of 1,000 tokens and will hold 900, which take 0.09 or 0.9 s to compute."""
+    pool = ModelPool(tokens=1000, recomputed=0.5, fill_s=fill_s)
+    waiting = [app(name, at, 300, 900) for name, at in (("b", 1.0), ("c", 2.0), ("d", 3.0))]
+    assert names(admit(waiting, [app("a", 0.0, 300, 900)], pool, 4.0).enter) == enters
+
+
+@pytest.mark.parametrize(
+    ("fill_s", "changed", "leave"),
+    [(1e-4, 0.16, ["c"]), (1e-4, 0.14, []), (1e-3, 0.14, ["c", "b"])],
+)
+def test_where_contexts_are_cheap_the_youngest_leave_one_by_one(
+    fill_s: float, changed: float, leave: list[str]
+) -> None:
+    """Prompts take all of the time. c's context takes 0.05 or 0.5 s to compute."""
+    pool = ModelPool(tokens=500, recomputed=0.5, fill_s=fill_s, again=9999.0, changed=changed)
+    crowd = [app(name, at, 500, 500) for name, at in (("a", 0.0), ("b", 1.0), ("c", 2.0))]
+    assert names(admit([], crowd, pool, 3.0).out) == leave
 
 
 @pytest.mark.parametrize(("fill_s", "enters"), [(3.6e-4, ["b"]), (3.8e-4, [])])

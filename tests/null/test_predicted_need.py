@@ -48,7 +48,7 @@ def test_a_prediction_is_the_decision_at_the_pause() -> None:
     for size, pause_s, (running, held) in product(SIZES, PAUSES_S, LOADS):
         paused = PausedContexts()
         paused.add("e", 4000, COSTS)
-        paused.saw([EngineLoad(name="e", model="m", running=running, held=held)])
+        paused.saw([EngineLoad(name="e", model="m", running=running, held=held)], 0.0)
         need = paused.need("m", size - 10, 10, pause_s, 50)
         one = PausedContext("e", "c", size, "t", ("look",), pause_s, 0.0, Load(running, held))
         assert need is not None and need.strategy is decided(paused.begin(one, True))
@@ -83,10 +83,10 @@ def test_the_first_engine_of_a_model_stands_for_all() -> None:
         again_s=4.08e-5 + 0.01692 / 384,
         copy_s=1.8e-5,
     )
-    paused.saw([busy("plain", "m"), busy("e", "n")])
+    paused.saw([busy("plain", "m"), busy("e", "n")], 0.0)
     assert paused.need("m", 500, 12, 1.0, 7) == idle
     paused.add("f", 4000, COSTS)
-    paused.saw([busy("e", "m"), EngineLoad(name="f", model="m")])
+    paused.saw([busy("e", "m"), EngineLoad(name="f", model="m")], 0.0)
     later = paused.need("m", 500, 12, 1.0, 0)
     assert later is not None and later.strategy is Strategy.PRESERVE
     paused.lose("e")

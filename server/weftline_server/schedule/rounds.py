@@ -51,6 +51,7 @@ class PlacementRounds:
         self._due = False  # a round will run in this turn of the event loop
         self._placed: deque[Placement] = deque()  # what the last round has not sent yet
         self._served = served
+        self._restoring: asyncio.TimerHandle | None = None  # the next copy from host memory
 
     def soon(self) -> None:
         """Run a round at the end of this turn, so that a burst of calls is placed as a whole."""
@@ -81,8 +82,12 @@ class PlacementRounds:
         lines = self._queue.lines
         tenants = lines.tenants()
         # Summing up the loads of 256 engines takes milliseconds, so it is left out without need.
-        loads = [member.load() for member in ready] if tenants else []
-        self._memory.paused_contexts.saw(loads)
+        paused, now = self._memory.paused_contexts, self._now()
+        due = paused.early.next_at
+        restores = due is not None and due <= now
+        loads = [member.load() for member in ready] if tenants or restores else []
+        if loads or restores:
+            perform(paused.saw(loads, now), self._fleet.members)
         served = self._served.begin(tenants)
         self._placed.extend(place_lines(lines, loads, self._policy, self._now(), served))
         self._send_some()
@@ -93,6 +98,16 @@ class PlacementRounds:
             use = gate.use(model)
             use.engines = len(members)
             use.busy.note(busy, self._now())
+        self._wake_to_restore()
+
+    def _wake_to_restore(self) -> None:
+        """Run a round when the next context is to come back from host memory."""
+        if self._restoring is not None:
+            self._restoring.cancel()
+            self._restoring = None
+        if (at := self._memory.paused_contexts.early.next_at) is not None:
+            wait_s = max(0.0, at - self._now())
+            self._restoring = asyncio.get_running_loop().call_later(wait_s, self.soon)
 
     def _replan(self) -> None:
         """Give what waits here and what runs its new hints, as far as its engine takes them."""

@@ -18,6 +18,7 @@ from weftline_server.schedule.memory.constants import (
     KNOWN_DORMANT_S,
     MOST_KINDS,
     MOSTLY,
+    RELOADS,
 )
 from weftline_server.schedule.memory.habits import Growths, Habits, typical
 from weftline_server.schedule.memory.pauses import UNKNOWN_PAUSE_S
@@ -169,7 +170,8 @@ class Application:
         else:
             least = max(END_UNKNOWN_DORMANT_S, END_UNKNOWN_PAUSES * self._usual_pause_s)
         pauses = max(least, self.habits.longest_s)
-        return now - self.idle_since > max(pauses, fill_s * self.own)
+        reloads = 1.0 if self.newest.end_unknown else RELOADS
+        return now - self.idle_since > max(pauses, reloads * fill_s * self.own)
 
     def seems_over(self, now: float) -> bool:
         """Whether the application has paused for so much longer than usual that it may have

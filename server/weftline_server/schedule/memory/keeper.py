@@ -139,8 +139,8 @@ class Memory:
         self._ranks = "memory_rank" not in without
         self._applications = Applications()
         self._pools = Pools()
-        self.paused_contexts = PausedContexts("tool_pauses" not in without)
         self._pressed: set[str] = set()  # models whose applications wait for room
+        self.paused_contexts = PausedContexts("tool_pauses" not in without, self._pressed)
         self._made: dict[str, PrimitiveId] = {}  # kept context → the primitive that left it
         self.own_memory = OwnMemory(self.gate, self.paused_contexts, self._keeping)
         self.early = EarlyPrompts(

@@ -8,10 +8,12 @@ is to be discarded is then the first to be evicted. The code is synchronous and 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from weftline_engine.api import KvCosts, Retention
+from weftline_server.schedule.memory.early_restores import EarlyRestores, Swapped
 from weftline_server.schedule.memory.host_copies import HostCopies, HostCopy
 from weftline_server.schedule.memory.pauses import Pauses
 from weftline_server.schedule.memory.rank import MemoryNeed
@@ -52,13 +54,16 @@ class PausedContexts:
     """The paused contexts of all applications, and what was learned from them.
 
     Engines that announce no costs get copies up to the size of their host memory, or of their pool.
+    Applications of the `pressed` models wait for room.
     """
 
-    def __init__(self, learns: bool = True) -> None:
+    def __init__(self, learns: bool = True, pressed: AbstractSet[str] = frozenset()) -> None:
         self.pauses = Pauses()
         self.results = ToolResults()
         self._learns = learns
+        self._pressed = pressed
         self._host = HostCopies()
+        self.early = EarlyRestores()
         self._costs: dict[str, KvCosts] = {}
         self._pools: dict[str, int] = {}  # the most tokens of copies where no costs are known
         self._hosted: set[str] = set()  # engines without costs that have host memory
@@ -90,11 +95,25 @@ class PausedContexts:
         """The expected seconds of a pause for these tools; None where nothing is known."""
         return self.pauses.expect(tenant, tools) if self._learns else None
 
-    def saw(self, loads: Iterable[EngineLoad]) -> None:
-        """Take note of what runs on the engines. The first one of a model stands for all."""
-        for load in reversed(tuple(loads)):
+    def saw(self, loads: Sequence[EngineLoad], now: float) -> list[Verb]:
+        """Take note of what runs on the engines. The first one of a model stands for all. Copy the
+        contexts back whose tools end soon, where there is room for them beside what runs and no
+        application waits for it."""
+        for load in reversed(loads):
             if (costs := self._costs.get(load.name)) is not None:
                 self._present[load.model] = costs, Load(load.running, load.held)
+        room = {
+            load.name: (load.kv_tokens or 0) - load.held
+            for load in loads
+            if load.model not in self._pressed
+        }
+        verbs: list[Verb] = []
+        for engine, context in self.early.due(now, room):
+            self._host.forget(engine, context)
+            verbs.append(RetainContext(engine, context, Retention.KEEP))
+            if (found := self._open.get(context)) is not None:
+                self._open[context] = *found[:2], Strategy.PRESERVE
+        return verbs
 
     def need(
         self, model: str, held: int, output: int, pause_s: float, later: int
@@ -150,6 +169,12 @@ class PausedContexts:
             strategy = Strategy.SWAP
         verbs = self._verbs(paused, strategy)
         self._open[paused.context] = paused, found, strategy
+        self.early.forget(paused.context)
+        moves = costs is not None and paused.engine not in self._hosted
+        if costs is not None and moves and self.is_copied(paused.engine, paused.context):
+            at, copy_s = paused.since + paused.pause_s, costs.copy_s * paused.tokens
+            swapped = Swapped(paused.engine, paused.tokens, copy_s, at)
+            self.early.add(paused.context, swapped)
         return verbs
 
     def press(self, contexts: Iterable[str], now: float) -> list[Verb]:
@@ -176,6 +201,7 @@ class PausedContexts:
     def resumed(self, context: str, now: float, tokens: int) -> None:
         """A call of `tokens` tokens continues the context: learn from its pause and from what the
         tools returned, and log what was wasted."""
+        self.early.forget(context)
         found = self._open.pop(context, None)
         if found is None:
             return
@@ -209,6 +235,7 @@ class PausedContexts:
     def freed(self, engine: str, context: str) -> None:
         """The context was freed, and its copy with it."""
         self._open.pop(context, None)
+        self.early.forget(context)
         self._host.forget(engine, context)
 
     def _verbs(self, paused: PausedContext, strategy: Strategy) -> list[Verb]:
