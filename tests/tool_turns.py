@@ -56,6 +56,36 @@ async def computed_behind_a_call(server: Server, engine: str) -> int:
     return int(usage["prompt_tokens"] - cached - new)
 
 
+async def agent_turns(server: Server, turns: int, task: str) -> list[tuple[int, int]]:
+    """The prompt tokens of an agent's turns, and how many of them were cached. Each turn calls the
+    same tool, whose result the next one reads."""
+    rules = " ".join(
+        f"Rule {i}: be brief, and do not say again what rule {i - 1} says." for i in range(60)
+    )
+    system = {"role": "system", "content": f"You plan trips. {rules}"}
+    messages: list[dict[str, Any]] = [system, {"role": "user", "content": task}]
+    body = {
+        "model": "default",
+        "session_id": await server.session(),
+        "tools": [_TOOL],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "temperature": 0,
+        "max_tokens": 100,
+    }
+    found: list[tuple[int, int]] = []
+    for turn in range(turns):
+        answer = await _answer(server, {**body, "messages": messages})
+        usage = answer["usage"]
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        found.append((usage["prompt_tokens"], cached))
+        message = answer["choices"][0]["message"]
+        [call] = message["tool_calls"]
+        result = {"role": "tool", "tool_call_id": call["id"], "content": f"Day {turn}: {RESULT}"}
+        messages += [message, result]
+    return found
+
+
 async def _answer(server: Server, body: dict[str, Any]) -> Any:
     answer = await server.http.post("/v1/chat/completions", json=body)
     assert answer.status_code == 200, answer.text

@@ -16,7 +16,6 @@ from vllm import SamplingParams
 from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
@@ -27,16 +26,19 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from tests.vllm.asynchronous_plan import computed
+from weftline_engine.api import Retention
 from weftline_engine.remote.vllm.scheduler import WeftlineScheduler
 from weftline_engine.remote.vllm.versions import SCHEDULER
 
 BLOCK, BLOCKS, STEP, LONGEST = 16, 200, 512, 1024
 OWN = 40  # tokens of each sibling's own
+FEW_BLOCKS = 60
+ANSWERS = {"long": 40}  # tokens of answers; others have one
 SHARED = tuple(range(1000, 1200))  # of siblings: 12 whole blocks
 DEEP = (*SHARED, *range(2000, 2200))  # of two of them: 25 whole blocks
 
 
-def created(model: str) -> Scheduler:
+def created(model: str, blocks: int = BLOCKS) -> WeftlineScheduler:
     """Our scheduler for a model with a group of attention and one of states."""
     cache = CacheConfig(
         block_size=BLOCK,
@@ -58,67 +60,89 @@ def created(model: str) -> Scheduler:
         ),
     )
     cache.mamba_cache_mode = "align"
-    cache.num_gpu_blocks = BLOCKS
+    cache.num_gpu_blocks = blocks
     attention = FullAttentionSpec(BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
     states = MambaSpec(BLOCK, shapes=((1, 32),), dtypes=(torch.float32,), mamba_cache_mode="align")
     chosen = config.scheduler_config.get_scheduler_cls()
     groups = [KVCacheGroupSpec(["conv"], states), KVCacheGroupSpec(["attention"], attention)]
     interval = cache.prefix_cache_retention_interval
-    return chosen(
+    found = chosen(
         vllm_config=config,
-        kv_cache_config=KVCacheConfig(BLOCKS, [], groups, prefix_cache_retention_interval=interval),
+        kv_cache_config=KVCacheConfig(blocks, [], groups, prefix_cache_retention_interval=interval),
         structured_output_manager=StructuredOutputManager(config),
         block_size=BLOCK,
         hash_block_size=BLOCK,
     )
+    assert isinstance(found, WeftlineScheduler)
+    return found
 
 
-def request(name: str, prompt: tuple[int, ...], borders: list[int] | None) -> Request:
-    """A request for one token, with the borders that our server sends."""
-    extra: dict[str, Any] = {} if borders is None else {"weftline_borders": borders}
-    sampling = SamplingParams(max_tokens=1, extra_args=extra)
+def request(name: str, prompt: tuple[int, ...], borders: list[int] | None = None) -> Request:
+    """A request for a few tokens, with the borders that our server sends. Its context has its name,
+    and the one with the shortest name goes first."""
+    extra: dict[str, Any] = {"weftline_context": name, "weftline_application": name}
+    if borders is not None:
+        extra["weftline_borders"] = borders
+    sampling = SamplingParams(max_tokens=ANSWERS.get(name, 1), ignore_eos=True, extra_args=extra)
     hasher = get_request_block_hasher(BLOCK, sha256)
     return Request(name, list(prompt), sampling, None, priority=len(name), block_hasher=hasher)
 
 
-def planned(model: str, *turns: list[Request]) -> dict[str, int]:
-    """The tokens that are computed of each request, in several turns one after the other."""
-    scheduler, found = created(model), Counter[str]()
-    assert isinstance(scheduler, WeftlineScheduler)
-    for turn in turns:
-        for one in turn:
-            scheduler.add_request(one)
-        while scheduler.has_unfinished_requests():
-            step = scheduler.schedule()
-            found.update(step.num_scheduled_tokens)
-            answers = computed(step)
-            names = answers.req_ids
-            answers.sampled_token_ids = [[7] * is_whole(scheduler, one) for one in names]
-            scheduler.update_from_output(step, answers)
+def run(scheduler: WeftlineScheduler, *turn: Request) -> Counter[str]:
+    """The prompt tokens that are computed of requests that come together."""
+    found = Counter[str]()
+    for one in turn:
+        scheduler.add_request(one)
+    while scheduler.has_unfinished_requests():
+        step = scheduler.schedule()
+        answers = computed(step)
+        whole = []
+        for name, tokens in step.num_scheduled_tokens.items():
+            one = scheduler.requests[name]
+            whole.append(one.num_computed_tokens >= one.num_prompt_tokens)
+            if one.num_computed_tokens - tokens < one.num_prompt_tokens:
+                found[name] += tokens
+        answers.sampled_token_ids = [[7] * one for one in whole]
+        scheduler.update_from_output(step, answers)
     assert len(scheduler._stops) == 0, "stops of requests that have ended"
     return found
-
-
-def is_whole(scheduler: Scheduler, name: str) -> bool:
-    """Whether a request's prompt is computed with the step that was planned."""
-    one = scheduler.requests[name]
-    return one.num_computed_tokens >= one.num_prompt_tokens
 
 
 def siblings(borders: list[int] | None) -> list[Request]:
     return [request("s" * size, (*SHARED, *[size] * OWN), borders) for size in (1, 2, 3)]
 
 
+def next_turn(model: str, *, kept: bool) -> int:
+    """What the next turn of a conversation computes, after others have needed the pool. Either its
+    context is kept, or it was the last that ended: it generated while another one came and went.
+    """
+    scheduler = created(model, FEW_BLOCKS)
+    if kept:
+        run(scheduler, request("long", DEEP))
+        scheduler._contexts.retain("long", Retention.KEEP)
+        others = 3
+    else:
+        run(scheduler, request("long", DEEP), request("beside", tuple(range(5000, 5300))))
+        others = 1
+    for other in range(others):
+        run(scheduler, request("other", tuple(range(6000 + 400 * other, 6400 + 400 * other))))
+    return run(scheduler, request("next", (*DEEP, *range(OWN))))["next"]
+
+
 def main(model: str) -> None:
-    """Siblings at once, with borders and without; and two levels of them, one after the other."""
+    """Siblings at once, with borders and without; two levels of them, one after the other; and
+    conversations in a full pool."""
     init_none_hash(sha256)
     ends = [len(SHARED), len(DEEP)]
-    levels = [[request(f"deep {own}", (*DEEP, *[own] * OWN), ends)] for own in (1, 2)]
-    beside = [request("beside", (*SHARED, *[9] * OWN), None)]
+    levels, scheduler = Counter[str](), created(model)
+    for own in (1, 2):
+        levels += run(scheduler, request(f"deep {own}", (*DEEP, *[own] * OWN), ends))
+    levels += run(scheduler, request("beside", (*SHARED, *[9] * OWN)))
     stories = {
-        "with": planned(model, siblings([len(SHARED)])),
-        "without": planned(model, siblings(None)),
-        "levels": planned(model, *levels, beside),
+        "with": run(created(model), *siblings([len(SHARED)])),
+        "without": run(created(model), *siblings(None)),
+        "levels": levels,
+        "next turn": [next_turn(model, kept=kept) for kept in (True, False)],
     }
     print(json.dumps(stories))
 

@@ -15,12 +15,14 @@ LEFT = 200 % 16  # behind the last whole block of those
 
 
 @pytest.mark.timeout(300)
-def test_a_part_of_a_prompt_ends_where_others_part(
-    smollm2_directory: Path, vllm_python: str
-) -> None:
-    """The first of three siblings keeps the state at the last whole block that they have in common,
+def test_states_are_kept_where_prompts_go_on(smollm2_directory: Path, vllm_python: str) -> None:
+    """In our plan a prompt finds the states that it goes on with.
+
+    The first of three siblings keeps the state at the last whole block that they have in common,
     and both others find it. vLLM alone keeps it there with the second, which computes all. A prompt
-    with two borders keeps a state at each."""
+    with two borders keeps a state at each. The next turn of a conversation finds its state in a
+    full pool, if its context is kept or ended last: vLLM evicted the state while it had all else.
+    """
     path = os.pathsep.join((str(ROOT / "engine"), str(ROOT / "client"), str(ROOT)))
     program = [vllm_python, str(Path(__file__).with_name("state_plan.py"))]
     done = subprocess.run(
@@ -37,4 +39,5 @@ def test_a_part_of_a_prompt_ends_where_others_part(
         "with": {"s": whole, "ss": part, "sss": part},
         "without": {"s": whole, "ss": whole, "sss": part},
         "levels": {"deep 1": 400 + OWN, "deep 2": OWN, "beside": part},
+        "next turn": [16 + OWN, 16 + OWN],
     }

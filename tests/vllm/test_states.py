@@ -1,4 +1,7 @@
-"""A model with a state beside its keys and values, in a real vLLM: an LFM2 of random weights."""
+"""A model with a state beside its keys and values, in a real vLLM: an LFM2 of random weights.
+
+A vLLM that runs already gets requests alone. In one of our own the scheduler is ours.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +12,33 @@ from pathlib import Path
 from shutil import copy
 from typing import Any
 
+import httpx2
 import pytest
 import pytest_asyncio
 import torch
+from prometheus_client.parser import text_string_to_metric_families
 from transformers import AutoModelForCausalLM, Lfm2Config
 
 from tests.contract.target import Target
+from tests.null.asgi import Server
+from tests.tool_turns import agent_turns
 from tests.vllm.conftest import BLOCK
 from weftline_engine import api
+from weftline_engine.remote.openai.endpoint import EndpointConfig
 from weftline_engine.remote.vllm.config import VLLMConfig
 from weftline_engine.remote.vllm.engine import VLLMEngine
+from weftline_engine.remote.vllm.vllm_child import Child
 from weftline_engine.remote.vllm.vllm_settings import SchedulerChoice
+from weftline_server.app import create_app
+from weftline_server.config import ServerConfig
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+# The first test of each vLLM waits for it, which loads for a minute or more.
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 
 SHARED = tuple(range(1000, 1400))  # tokens that calls have in common
 WHOLE = len(SHARED) // BLOCK * BLOCK
+OWN = 40  # tokens of each call's own
+TURNS = 30  # of an agent
 
 
 @pytest.fixture(scope="module")
@@ -39,32 +53,54 @@ def convolutions(smollm2_directory: Path, tmp_path_factory: pytest.TempPathFacto
         intermediate_size=128,
         num_attention_heads=4,
         num_key_value_heads=2,
-        num_hidden_layers=2,
-        layer_types=["conv", "full_attention"],
-        max_position_embeddings=2048,
+        num_hidden_layers=3,
+        layer_types=["conv", "full_attention", "conv"],
+        max_position_embeddings=8192,
         bos_token_id=1,
         eos_token_id=2,
         pad_token_id=2,
     )
     AutoModelForCausalLM.from_config(config).float().save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         copy(smollm2_directory / name, folder)
     return folder
 
 
-@pytest_asyncio.fixture(
-    scope="module", loop_scope="module", params=["vllm", "weftline"], ids="{} schedules".format
-)
-async def hybrid(
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["connected", "inside"])
+async def config(
     request: pytest.FixtureRequest, vllm_config: VLLMConfig, environment: None, convolutions: Path
-) -> AsyncIterator[Target]:
-    """With vLLM's own scheduler the state is kept by fills, and with ours in the prompts."""
-    config = replace(vllm_config, model=convolutions, vllm_scheduler=SchedulerChoice(request.param))
+) -> AsyncIterator[VLLMConfig]:
+    """How an engine gets to vLLM: by connecting to one that runs, or by starting its own."""
+    own = replace(vllm_config, model=convolutions, max_model_len=8192)
+    if request.param == "inside":
+        yield replace(own, vllm_scheduler=SchedulerChoice.WEFTLINE)
+        return
+    child = Child(own)
+    async with asyncio.timeout(600):
+        await child.start()
+    where = EndpointConfig(url="http://vllm/v1", socket=child.endpoint.socket)
+    yield replace(own, engine_python=None, connect=where, kv_events=child.events)
+    await child.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def hybrid(config: VLLMConfig) -> AsyncIterator[Target]:
     target = Target(VLLMEngine(config), {}, grain=BLOCK)
     async with asyncio.timeout(600):
         await target.start()
     yield target
     await target.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def server(config: VLLMConfig) -> AsyncIterator[Server]:
+    app = create_app(ServerConfig(), {"lfm2": lambda: VLLMEngine(config)})
+    async with app.router.lifespan_context(app):
+        transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx2.AsyncClient(
+            transport=transport, base_url="http://t", timeout=300
+        ) as http:
+            yield Server(app, http)
 
 
 def op(name: str, tokens: tuple[int, ...], **options: Any) -> api.Op:
@@ -77,13 +113,28 @@ def cached(heard: list[Any]) -> list[int]:
     return [one.finished.usage.cached_tokens for one in heard if one.finished is not None]
 
 
+def computed(metrics: bytes) -> int:
+    """The prompt tokens that a vLLM has computed, by its own count."""
+    name = "vllm:prompt_tokens_by_source"
+    families = text_string_to_metric_families(metrics.decode())
+    [family] = [one for one in families if one.name == name]
+    by_source = {one.labels.get("source"): one.value for one in family.samples}
+    return int(by_source["local_compute"])
+
+
 async def test_siblings_find_the_state_where_they_part(hybrid: Target) -> None:
     """One of them has computed their common beginning. Each other computes its own part behind the
-    last whole block of it."""
-    siblings = [op(f"s{at}", (*SHARED, *range(at, at + 40))) for at in range(100, 104)]
+    last whole block of it. That is what vLLM has computed, too: a fill has one token more."""
+    engine = hybrid.engine
+    assert isinstance(engine, VLLMEngine)
+    before = computed(await engine.metrics())
+    siblings = [op(f"s{at}", (*SHARED, *range(at, at + OWN))) for at in range(100, 104)]
     assert sorted(cached(await hybrid.run(*siblings))) == [0, WHOLE, WHOLE, WHOLE]
-    [again] = cached(await hybrid.run(op("again", (*SHARED, *range(500, 540)))))
+    [again] = cached(await hybrid.run(op("again", (*SHARED, *range(500, 500 + OWN)))))
     assert again == WHOLE
+    fills = 0 if engine._notes.are_read else 1
+    told = len(SHARED) + OWN + 4 * (len(SHARED) - WHOLE + OWN)
+    assert computed(await engine.metrics()) - before == told + fills
 
 
 async def test_a_next_turn_continues_the_state_of_the_last_prompt(hybrid: Target) -> None:
@@ -92,3 +143,39 @@ async def test_a_next_turn_continues_the_state_of_the_last_prompt(hybrid: Target
     await hybrid.run(op("turn", (*first, 7)))
     [found] = cached(await hybrid.run(op("next", (*first, 7, *range(60)))))
     assert found == len(first)
+
+
+async def test_its_events_say_where_a_state_is(hybrid: Target) -> None:
+    """Each context is held where others part from it, and at its last whole block. Another has the
+    blocks of the first between those, and no state."""
+    first = tuple(range(3000, 3400))
+    whole = [op(f"e{own}", (*first, *[own] * 5 * BLOCK)) for own in (1, 2)]
+    await hybrid.run(*whole)
+    end = len(whole[0].tokens or ()) // BLOCK * BLOCK
+    for one in whole:
+        heard = await hybrid.until(
+            one.id, lambda heard: any(places(event) for event in heard.events)
+        )
+        assert [places(event) for event in heard.events][-1] == (WHOLE, end)
+    between = op("between", first[: 5 * BLOCK + 1])
+    [found] = cached(await hybrid.run(between))
+    assert found == 0
+
+
+def places(event: api.Event) -> tuple[int, ...]:
+    return (event.places or ()) if isinstance(event, api.ContextMoved) else ()
+
+
+async def test_an_agent_of_thirty_turns_finds_its_conversation(server: Server) -> None:
+    """A second one after it finds the tools of the first, too."""
+    first = await agent_turns(server, TURNS, "Plan a trip to Rome.")
+    second = await agent_turns(server, TURNS, "Plan a trip to Oslo, by train.")
+    print(first[0], first[-1], share(first), share(second))
+    assert share(second) >= 0.95
+    assert share(first[1:]) >= 0.95
+
+
+def share(usages: list[tuple[int, int]]) -> float:
+    """The share of prompt tokens that was found in the cache."""
+    prompt, found = (sum(numbers) for numbers in zip(*usages, strict=True))
+    return found / prompt

@@ -34,6 +34,7 @@ from vllm.platforms import current_platform
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import MambaSpec
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.version import __version__
@@ -150,17 +151,34 @@ class WeftlineScheduler(Scheduler):
 
     def _free_blocks(self, request: Request) -> None:
         """Called by vLLM for a request that has ended."""
-        context = _extra(request, CONTEXT)
+        context, pool = _extra(request, CONTEXT), self.kv_cache_manager.block_pool
+        states = self._last_states(request)
+        pool.touch(states)
         if context is not None:
-            pool = self.kv_cache_manager.block_pool
             groups = self.kv_cache_manager.get_blocks(request.request_id).blocks
-            blocks = (one for group in groups for one in group if one.pool is pool)
-            self._contexts.leave(context, _extra(request, APPLICATION) or "", blocks)
+            blocks = [one for group in groups for one in group if one.pool is pool]
+            self._contexts.leave(context, _extra(request, APPLICATION) or "", blocks + states)
         self._ledger.end(request.request_id)
         self._stops.end(request.request_id)
         if self._reloads is not None:
             self._reloads.ended(request.request_id)
         super()._free_blocks(request)
+        pool.free_blocks(states)  # last, because the other blocks are of no use without them
+
+    def _last_states(self, request: Request) -> list[Any]:
+        """The blocks with the last states of a request, one for each group of layers with a state.
+        vLLM has freed them while it generated, so it would evict them before the keys and values.
+        """
+        if not self.need_mamba_block_aligned_split:
+            return []
+        found, pool = [], self.kv_cache_manager.block_pool
+        for number, group in enumerate(self.kv_cache_config.kv_cache_groups):
+            if isinstance(group.kv_cache_spec, MambaSpec):
+                cached = (
+                    pool.get_cached_block(one, [number]) for one in request.block_hashes[::-1]
+                )
+                found += next((one for one in cached if one), [])
+        return found
 
     def _mamba_block_aligned_split(
         self, request: Request, tokens: int, local: int = 0, external: int = 0
