@@ -96,6 +96,18 @@ def check_books(scheduler: Scheduler) -> None:
         assert one.blocks[: len(one.held)] == [node.block for node in one.held]
 
 
+class NotingScheduler(Scheduler):
+    """It notes which ops were preempted, so that they compute some rows again."""
+
+    def __init__(self, config: SchedulerConfig, backend: Backend) -> None:
+        super().__init__(config, backend)
+        self.preempted: set[str] = set()
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.preempted.add(sequence.op.id)
+        super()._preempt(sequence)
+
+
 class World:
     """A scheduler, the meaning of its pool, and generates that repeat one token."""
 
@@ -120,9 +132,10 @@ class World:
             beside_tokens=3,
         )
         self.meaning = Meaning(blocks, window)
-        self.scheduler = Scheduler(config, self.meaning)
+        self.scheduler = NotingScheduler(config, self.meaning)
         self.left: dict[str, list[int]] = {}
         self.cached: dict[str, int] = {}
+        self.rows = Counter[str]()  # of prompts, until they are computed once
         self.count = 0
 
     def add(
@@ -150,6 +163,9 @@ class World:
     def step(self) -> bool:
         """Do one step. Return whether there is more to do."""
         plan = self.scheduler.plan()
+        for chunk in plan.chunks:
+            if not (one := chunk.sequence).filled:
+                self.rows[one.op.id] += min(chunk.stop, one.prompt) - chunk.start
         self.meaning.run(plan)
         self.scheduler.apply(plan)
         for chunk in plan.chunks:
@@ -176,6 +192,9 @@ class World:
         name = sequence.op.id
         context = self.scheduler.contexts.add(sequence.op)
         self.cached[name] = sequence.cached
+        computed = sequence.prompt - sequence.cached
+        is_exact = computed == self.rows[name]
+        assert is_exact or (computed < self.rows[name] and name in self.scheduler.preempted)
         self.scheduler.finish(sequence, context)
         assert sequence.phase is Phase.DONE
 
