@@ -171,7 +171,7 @@ class WeftlineScheduler(Scheduler):
         """
         if not self.need_mamba_block_aligned_split:
             return []
-        found, pool = [], self.kv_cache_manager.block_pool
+        found, pool = list[Any](), self.kv_cache_manager.block_pool
         for number, group in enumerate(self.kv_cache_config.kv_cache_groups):
             if isinstance(group.kv_cache_spec, MambaSpec):
                 cached = (
