@@ -57,32 +57,22 @@ async def computed_behind_a_call(server: Server, engine: str) -> int:
 
 
 async def agent_turns(server: Server, turns: int, task: str) -> list[tuple[int, int]]:
-    """The prompt tokens of an agent's turns, and how many of them were cached. Each turn calls the
-    same tool, whose result the next one reads."""
-    rules = " ".join(
-        f"Rule {i}: be brief, and do not say again what rule {i - 1} says." for i in range(60)
-    )
-    system = {"role": "system", "content": f"You plan trips. {rules}"}
+    """The prompt tokens of an agent's turns, and how many of them were cached. Whatever the model
+    writes, the next prompt has a call of the tool in its place, and the result."""
+    rules = [f"Rule {i}: be brief, and do not repeat rule {i - 1}." for i in range(60)]
+    system = {"role": "system", "content": "You plan trips. " + " ".join(rules)}
     messages: list[dict[str, Any]] = [system, {"role": "user", "content": task}]
-    body = {
-        "model": "default",
-        "session_id": await server.session(),
-        "tools": [_TOOL],
-        "tool_choice": "required",
-        "parallel_tool_calls": False,
-        "temperature": 0,
-        "max_tokens": 100,
-    }
-    found: list[tuple[int, int]] = []
+    session, found = await server.session(), list[tuple[int, int]]()
+    body = {"model": "default", "session_id": session, "tools": [_TOOL], "max_tokens": 4}
     for turn in range(turns):
-        answer = await _answer(server, {**body, "messages": messages})
-        usage = answer["usage"]
+        usage = (await _answer(server, {**body, "messages": messages}))["usage"]
         cached = usage["prompt_tokens_details"]["cached_tokens"]
         found.append((usage["prompt_tokens"], cached))
-        message = answer["choices"][0]["message"]
-        [call] = message["tool_calls"]
-        result = {"role": "tool", "tool_call_id": call["id"], "content": f"Day {turn}: {RESULT}"}
-        messages += [message, result]
+        name = f"call_{turn}"
+        function = {"name": "weather", "arguments": '{"place": "Rome"}'}
+        call = {"id": name, "type": "function", "function": function}
+        result = {"role": "tool", "tool_call_id": name, "content": f"Day {turn}: {RESULT}"}
+        messages += [{"role": "assistant", "content": None, "tool_calls": [call]}, result]
     return found
 
 

@@ -167,12 +167,15 @@ def places(event: api.Event) -> tuple[int, ...]:
 
 
 async def test_an_agent_of_thirty_turns_finds_its_conversation(server: Server) -> None:
-    """A second one after it finds the tools of the first, too."""
+    """Each turn goes on behind the last whole block of the prompt before it. A second agent finds
+    the instructions and tools of the first, too."""
     first = await agent_turns(server, TURNS, "Plan a trip to Rome.")
-    second = await agent_turns(server, TURNS, "Plan a trip to Oslo, by train.")
-    print(first[0], first[-1], share(first), share(second))
-    assert share(second) >= 0.95
+    second = await agent_turns(server, TURNS, "Is it warmer in Oslo, or by the sea?")
+    for turns in (first, second):
+        before = [(prompt - 1) // BLOCK * BLOCK for prompt, _ in turns]
+        assert [cached for _, cached in turns[1:]] == before[:-1]
     assert share(first[1:]) >= 0.95
+    assert share(second) >= 0.95
 
 
 def share(usages: list[tuple[int, int]]) -> float:
