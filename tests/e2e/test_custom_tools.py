@@ -71,14 +71,12 @@ def test_a_free_call_is_one_too(syntax: str, definition: str, pattern: str, clie
         assert call.status == "incomplete" or re.fullmatch(pattern, call.input)
 
 
+# Twice as many letters in each line: 2 ** 40.
+EXPLODES = "start: a0\n" + "".join(f"a{n}: a{n + 1} a{n + 1}\n" for n in range(40)) + 'a40: "x"'
 WRONG = [
     ("lark", 'start: "a" b', "there is no rule 'b'"),
     ("lark", "start: " + "(" * 5000 + '"a"' + ")" * 5000, "too deeply nested"),
-    (
-        "lark",
-        "start: a0\n" + "".join(f"a{n}: a{n + 1} a{n + 1}\n" for n in range(40)) + 'a40: "x"',
-        "too",
-    ),
+    ("lark", EXPLODES, "too"),
     ("regex", "(a", "unclosed group"),
 ]
 
@@ -96,3 +94,18 @@ def test_a_wrong_grammar_is_refused(
     assert last.type == "response.failed" and last.response.error is not None
     assert last.response.error.code == "invalid_prompt"
     assert words in last.response.error.message
+
+
+def test_a_function_of_a_chat_that_explodes_is_refused(client: OpenAI) -> None:
+    """The next request is answered."""
+    text = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+    function = {"name": "edit", "parameters": text, "grammar": EXPLODES}
+    body: dict[str, Any] = {
+        "model": "default",
+        "messages": [{"role": "user", "content": "Edit."}],
+        "max_completion_tokens": 1,
+    }
+    tools = [{"type": "function", "function": function}]
+    with pytest.raises(openai.BadRequestError, match="too"):
+        client.chat.completions.create(**body, tools=tools, tool_choice="required")
+    assert client.chat.completions.create(**body).choices

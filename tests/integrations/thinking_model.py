@@ -6,14 +6,12 @@ A turn goes on only if the prompt has the thoughts of the turn before, as the mo
 from __future__ import annotations
 
 import json
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-import uvicorn
 
+from tests.served_app import listening
 from weftline_engine.pretend import null
 from weftline_engine.pretend.null import NullConfig, NullEngine, NullMode
 from weftline_server.app import create_app
@@ -62,16 +60,5 @@ def thinking_server(config: ServerConfig = ServerConfig()) -> Iterator[str]:  # 
         patch.setattr(null, "CHAT_TEMPLATE", TEMPLATE)
         engine = NullConfig(mode=NullMode.SCRIPT, script=SCRIPT)
         app = create_app(config, {"null": lambda: NullEngine(engine)})
-        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
-        thread = threading.Thread(target=server.run, daemon=True)
-        thread.start()
-        deadline = time.monotonic() + 60
-        while not server.started:
-            assert time.monotonic() < deadline and thread.is_alive(), "the server did not start"
-            time.sleep(0.002)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        try:
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            server.should_exit = server.force_exit = True
-            thread.join(30)
+        with listening(app) as url:
+            yield url
