@@ -105,7 +105,7 @@ def test_a_function_of_a_chat_that_explodes_is_refused(client: OpenAI) -> None:
         "messages": [{"role": "user", "content": "Edit."}],
         "max_completion_tokens": 1,
     }
-    tools = [{"type": "function", "function": function}]
+    tools: Any = [{"type": "function", "function": function}]
     with pytest.raises(openai.BadRequestError, match="too"):
         client.chat.completions.create(**body, tools=tools, tool_choice="required")
     assert client.chat.completions.create(**body).choices

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -37,12 +38,12 @@ async def others(made: World, calls: int) -> None:
         made.driver.close(session)
 
 
-def agent_beside(calls: int) -> tuple[int, float]:
+def agent_beside(calls: int, config: SimulatedConfig = CONFIG) -> tuple[int, float]:
     """Other calls run while an agent's tool does. The tokens of the agent's context in the KV cache
     shortly before its tool ends, and the seconds from that end to the next answer's first token."""
 
     async def main(loop: VirtualLoop) -> tuple[int, float]:
-        async with world(loop, CONFIG) as made:
+        async with world(loop, config) as made:
             session = made.driver.open("agent")
             text = f"{said(0, 600)}{asks('walk')} "
             answer = await made.ask(session, chatting(text, "first", "walk", 4))
@@ -107,3 +108,11 @@ def test_a_context_does_not_come_back_where_calls_that_run_need_the_room() -> No
     held, first_s = agent_beside(4)
     assert held == 0
     assert first_s > 0.2
+
+
+def test_a_short_copy_is_left_to_its_call() -> None:
+    """A copy of 620 tokens takes 3.7 steps, and the next answer waits for it."""
+    cost = replace(CONFIG.cost, copy_s=0.00006)
+    held, first_s = agent_beside(1, replace(CONFIG, cost=cost))
+    assert held == 0
+    assert 0.032 < first_s < 0.1

@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from weftline_engine.api import KvCosts, Retention
-from weftline_server.schedule.memory.early_restores import EarlyRestores, Swapped
+from weftline_server.schedule.memory.early_restores import LONG_COPY, EarlyRestores, Swapped
 from weftline_server.schedule.memory.host_copies import HostCopies, HostCopy
 from weftline_server.schedule.memory.pauses import Pauses
 from weftline_server.schedule.memory.rank import MemoryNeed
@@ -173,8 +173,9 @@ class PausedContexts:
         moves = costs is not None and paused.engine not in self._hosted
         if costs is not None and moves and self.is_copied(paused.engine, paused.context):
             at, copy_s = paused.since + paused.pause_s, costs.copy_s * paused.tokens
-            swapped = Swapped(paused.engine, paused.tokens, copy_s, at)
-            self.early.add(paused.context, swapped)
+            if copy_s > LONG_COPY * costs.step_s:
+                swapped = Swapped(paused.engine, paused.tokens, copy_s, at)
+                self.early.add(paused.context, swapped)
         return verbs
 
     def press(self, contexts: Iterable[str], now: float) -> list[Verb]:
