@@ -9,8 +9,8 @@ from tests.simulator.four_gpus import MIXES, SUMMARIES, WAYS, gpts, mixed
 
 def test_users_of_four_applications_share_their_prompts() -> None:
     """Figure 17. A call goes to the GPU that has its application's prompt. Engines in turn compute
-    each prompt on each GPU. Where nothing is shared, prompts leave a limit between two tokens of the
-    answers beside them.
+    each prompt on each GPU. Where nothing is shared, prompts leave a limit between two tokens of
+    the answers beside them.
     """
     names = ("weftline", "engines in turn", "nothing shared")
     ours, in_turn, alone = (gpts(WAYS[name], rate=4.0, users=40) for name in names)

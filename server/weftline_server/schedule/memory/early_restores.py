@@ -12,8 +12,8 @@ from heapq import heappop, heappush
 # A copy begins this many times its own seconds before the expected end. An end that comes a little
 # earlier then finds the copy done.
 AHEAD = 2.0
-# A copy of fewer steps is left to the call itself: 24 agents with copies of 1.3 steps, on a third of
-# their cache, took 29.9 s in the mean with early copies, and 29.1 s without.
+# A copy of fewer steps is left to the call itself: 24 agents with copies of 1.3 steps, on a third
+# of their cache, took 29.9 s in the mean with early copies, and 29.1 s without.
 LONG_COPY = 4.0
 
 
