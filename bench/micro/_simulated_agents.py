@@ -15,6 +15,7 @@ from bench.replay.coding_sessions import CodingSession, Piece
 from bench.replay.production import GATED, LRU, OURS, PINNED, SERVER
 from bench.replay.words import VOCABULARY
 from tests.simulator.world import asking, usage_of, world
+from weftline_engine.api import PROMPT_ITL_S
 from weftline_engine.pretend.virtual_time import VirtualLoop, run
 
 NAMES = tuple(
@@ -37,6 +38,8 @@ def simulated(
         whole,
         kv_tokens=whole.kv_tokens * (len(sessions) if system == ALL_FIT else 1),
         predicts=name == OURS,
+        # vLLM by itself has no such limit.
+        itl_s=PROMPT_ITL_S * regime.scale if name == OURS else None,
         host_order=order,
         host_tokens=regime.host_tokens // regime.scale if order else 0,
     )

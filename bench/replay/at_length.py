@@ -16,7 +16,7 @@ from bench.gpu import roofline
 from bench.replay.production import CONTINUUM, GATED, LRU, OURS, Outcome, replay
 from bench.replay.trace import Recorded, Turn
 from weftline.errors import InvalidRequest
-from weftline_engine.api import ITL_S
+from weftline_engine.api import PROMPT_ITL_S
 from weftline_engine.pretend.host_tier import HostOrder
 from weftline_engine.pretend.simulation import SimulatedConfig
 
@@ -136,7 +136,8 @@ def rows(
     pool, host = whole.kv_tokens, regime.host_tokens // regime.scale
     for system in systems:
         name, order = HOSTED.get(system, (LRU if system == ALL_FIT else system, None))
-        itl_s = ITL_S * regime.scale if name == OURS else None  # vLLM by itself has no such limit
+        # vLLM by itself has no such limit.
+        itl_s = PROMPT_ITL_S * regime.scale if name == OURS else None
         config = replace(whole, host_order=order, host_tokens=host if order else 0, itl_s=itl_s)
         room = pool * at_once if system == ALL_FIT else pool
         swept = {LRU: pool, OFFLOAD: max(pool, host)}.get(system)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from weftline_engine.api import ITL_S, SLOWER
+from weftline_engine.api import PROMPT_ITL_S, SLOWER
 
 # Fewer tokens of a prompt in a step take a GPU as long.
 LEAST_TOKENS = 128
@@ -70,7 +70,7 @@ class ItlLimit:
     """
 
     cost: StepSeconds
-    seconds: float = ITL_S
+    seconds: float = PROMPT_ITL_S
     least: int = LEAST_TOKENS
 
 

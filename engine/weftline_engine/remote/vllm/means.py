@@ -39,7 +39,7 @@ MEANS = (
     VLLMMeans(
         "chunked prefill",
         ("--enable-chunked-prefill",),
-        "on GPUs within 40 ms a token",
+        "on GPUs within the ITL limit",
         "vLLM's own",
         "as it was started",
     ),

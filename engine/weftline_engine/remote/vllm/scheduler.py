@@ -39,7 +39,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.version import __version__
 
-from weftline_engine.api import ITL_S
+from weftline_engine.api import PROMPT_ITL_S
 from weftline_engine.bookkeeping.schedule.step_seconds import ItlLimit, PromptSeconds, attended_by
 from weftline_engine.remote.vllm.call_ledger import CallLedger
 from weftline_engine.remote.vllm.host_policy import APPLICATION, CONTEXT, policy_of
@@ -98,7 +98,7 @@ class WeftlineScheduler(Scheduler):
         self._steps = StepMeter()
         # On a CPU a step reads the weights for as long as 60 prompt tokens take, so short steps
         # cost more than they give: six chains took 61 s with them, and 35 s without.
-        self._itl_s = None if current_platform.is_cpu() else ITL_S
+        self._itl_s = None if current_platform.is_cpu() else PROMPT_ITL_S
         self._reloads: ReloadCosts | None = None
         transfer = self.vllm_config.kv_transfer_config
         if transfer is not None and transfer.kv_connector == HOST_CONNECTOR:
