@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 # GiB for the KV cache: about 23,000 tokens of SmolLM2 in float32, which no test fills.
 KV_SPACE_GB = "1"
 BLOCK = 32  # tokens
+CONTEXT = 4096  # tokens of the longest conversation
 FEW_BLOCKS = 128  # four contexts of the longest length
 
 
@@ -64,7 +65,8 @@ async def vllm(
     vllm_config: VLLMConfig, environment: None, answers: dict[str, list[str]]
 ) -> AsyncIterator[Target]:
     """The vllm engine with a child process that runs vLLM's own scheduler."""
-    target = Target(VLLMEngine(vllm_config), answers, grain=BLOCK)
+    config = replace(vllm_config, max_model_len=CONTEXT)
+    target = Target(VLLMEngine(config), answers, grain=BLOCK)
     async with asyncio.timeout(600):
         await target.start()
     yield target

@@ -16,6 +16,7 @@ import pytest_asyncio
 from tests.contract.oracle import prompter
 from tests.contract.suite import EngineContract
 from tests.contract.target import Target
+from tests.vllm.conftest import CONTEXT
 from weftline_engine import api
 from weftline_engine.remote.openai.endpoint import EndpointConfig
 from weftline_engine.remote.openai.endpoint_settings import Dialect
@@ -53,7 +54,7 @@ class TestVLLMConnected(EngineContract):
         self, vllm: Target, vllm_socket: str, vllm_config: VLLMConfig
     ) -> AsyncIterator[Target]:
         endpoint = EndpointConfig(url="http://vllm/v1", socket=vllm_socket)
-        config = replace(vllm_config, engine_python=None, connect=endpoint)
+        config = replace(vllm_config, engine_python=None, connect=endpoint, max_model_len=CONTEXT)
         target = Target(VLLMEngine(config), vllm.answers)
         await target.start()
         assert target.can(api.Capability.PRIORITY)  # the engine asked vLLM, which takes one
