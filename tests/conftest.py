@@ -17,9 +17,7 @@ import pytest
 LONGEST = (
     "benchmarks/test_workloads.py",
     "cpu/test_graph_exactness.py",
-    "e2e/test_llama_exactness.py",
     "cpu/test_models_conversion.py",
-    "e2e/test_graph_exactness.py",
     "e2e/test_demo.py",
     "contract/test_device.py",
     "contract/test_torch.py",

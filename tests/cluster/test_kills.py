@@ -14,12 +14,80 @@ import httpx2
 from tests.cluster.database import Databases
 from tests.cluster.servers import LEASE_S, ClusterServer
 from tests.cluster.test_servers import running
-from tests.faults.test_kill_nine import Application
+from tests.null.asgi import call
 
 FULL = os.environ.get("FAULTS") == "full"
 KILLS = 50 if FULL else 4
 STOPS = 20 if FULL else 2
 CLIENTS = 6
+
+
+class Application:
+    """One run of five calls and a value that the client sets, by a client that does not give up.
+
+    Every answer that it gets is remembered: `acknowledged` says that the submit was accepted.
+    """
+
+    def __init__(self, http: httpx2.AsyncClient, name: str) -> None:
+        self.http = http
+        self.name = name
+        self.session = ""
+        self.values: dict[str, set[str]] = {}
+        self.resent = 0
+
+    async def post(self, path: str, body: dict[str, Any], key: str = "") -> dict[str, Any]:
+        """Send until there is an answer. A request with a key is sent with it each time."""
+        headers = {"Idempotency-Key": key} if key else {}
+        while True:
+            try:
+                answer = await self.http.post(path, json=body, headers=headers)
+            except httpx2.TransportError:
+                self.resent += 1
+                await asyncio.sleep(0.05)
+                continue
+            if answer.status_code == 503:
+                await asyncio.sleep(0.05)
+                continue
+            assert answer.status_code == 200, (answer.status_code, answer.text)
+            found: dict[str, Any] = answer.json()
+            return found
+
+    async def run(self) -> None:
+        words = f"{self.name} said this"
+        calls = [
+            call("a", f"{words} {{{{output:x}}}}", x="a"),
+            call("b", "{{input:x}} b {{output:y}}", x="a", y="b"),
+            call("c", "{{input:x}} c {{output:y}}", x="a", y="c"),
+            call("d", "{{input:x}} {{input:y}} d {{output:z}}", x="b", y="c", z="d"),
+            call("e", "{{input:x}} {{input:s}} e {{output:y}}", x="d", s="s", y="e"),
+        ]
+        opened = await self.post("/v1/submit", {"calls": calls}, uuid.uuid4().hex)
+        self.session = opened["session_id"]
+        await self.see("b")
+        while True:
+            try:
+                url = f"/v1/session/{self.session}/variable/s"
+                answer = await self.http.put(url, json={"value": "set"})
+            except httpx2.TransportError:
+                await asyncio.sleep(0.05)
+                continue
+            assert answer.status_code in (200, 409), answer.text  # 409: an earlier one was taken
+            break
+        await self.see("e")
+        for variable in "abcd":
+            await self.see(variable)
+
+    async def see(self, variable: str) -> None:
+        body = {"session_id": self.session, "semantic_var_id": variable}
+        found = await self.post("/v1/get", body)
+        self.values.setdefault(variable, set()).add(found["value"])
+
+    @property
+    def expected(self) -> dict[str, set[str]]:
+        a = f"{self.name} said this "
+        b, c = f"{a} b ", f"{a} c "
+        d = f"{b} {c} d "
+        return {"a": {a}, "b": {b}, "c": {c}, "d": {d}, "e": {f"{d} set e "}}
 
 
 class Roaming:

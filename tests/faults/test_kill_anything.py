@@ -6,8 +6,10 @@ import asyncio
 import os
 import random
 import signal
+import sqlite3
 import uuid
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from tests.faults.killed import Killed
 from tests.faults.sizes import KILLS
 from tests.null.asgi import call
 
-CLIENTS = 4
+CLIENTS, LAST = 4, 10  # applications while everything is killed, and after that
 MODULE = """
 import os, time
 
@@ -108,7 +110,8 @@ async def test_what_is_done_once_is_done_once_whatever_is_killed(tmp_path: Path)
     """Every variable has one value for ever, calls and functions without effects always end well,
     and a function with effects never runs twice: it has its value, or its client is told.
 
-    In the end nothing runs, and the server has no more files open than before its last clients.
+    In the end nothing runs, and the server has no more files open than before its last clients. The
+    store is sound, and no submit was taken twice.
     """
     (tmp_path / "ours.py").write_text(MODULE)
     (tmp_path / "marks").mkdir()
@@ -155,6 +158,9 @@ async def test_what_is_done_once_is_done_once_whatever_is_killed(tmp_path: Path)
             one.cancel()
         await asyncio.gather(*clients, return_exceptions=True)
         await server.kill()
+    with closing(sqlite3.connect(server.store)) as db:
+        assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert db.execute("SELECT count(*) FROM sessions").fetchone() == (len(done) + LAST,)
 
 
 def expect(application: Application) -> None:
@@ -186,7 +192,7 @@ async def expect_quiet(server: Killed) -> None:
                 await asyncio.sleep(0.05)
 
     before: int | None = None
-    for number in range(10):
+    for number in range(LAST):
         async with httpx2.AsyncClient(base_url=server.url, timeout=60) as http:
             application = Application(http, f"last-{number}", server.store.parent / "marks")
             await application.run()

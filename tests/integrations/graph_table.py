@@ -20,7 +20,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableParallel, RunnablePassthrough
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
-from langgraph.types import Command, Send
+from langgraph.types import Command
 
 TEXT = StrOutputParser()
 
@@ -138,27 +138,6 @@ def react_by_hand(llm: Any) -> Any:
     made.add_edge(START, "think")
     made.add_conditional_edges("think", tools_condition)
     made.add_edge("tools", "think")
-    return made.compile()
-
-
-@graph({"steps": ["red", "blue"]}, 3, 3, 2)
-def map_and_reduce(llm: Any) -> Any:
-    """A node for each item by `Send`, and one that merges."""
-
-    def send(state: State) -> list[Send]:
-        return [Send("one", {"topic": step}) for step in state["steps"]]
-
-    def one(state: State) -> State:
-        return {"done": [ask(llm, "Sum up {x}").invoke({"x": state["topic"]})]}
-
-    def merge(state: State) -> State:
-        return {"answer": ask(llm, "Merge {a}").invoke({"a": "; ".join(sorted(state["done"]))})}
-
-    made = StateGraph(State)
-    made.add_node("one", one)
-    made.add_node("merge", merge)
-    made.add_conditional_edges(START, send, ["one"])
-    made.add_edge("one", "merge")
     return made.compile()
 
 

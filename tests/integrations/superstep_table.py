@@ -216,23 +216,6 @@ def async_tasks_of_the_functional_api(llm: Any) -> Any:
     return write
 
 
-@graph({"topic": "rivers"}, 3, 3, 3)
-def tasks_in_a_row(llm: Any) -> Any:
-    """Each task reads what the one before has made, so each call is alone."""
-
-    @task
-    def step(template: str, values: dict[str, str]) -> str:
-        return str(ask(llm, template).invoke(values))
-
-    @entrypoint()
-    def write(given: State) -> str:
-        draft = step("Write an essay on {topic}", dict(given)).result()
-        flaw = step("Criticise {draft}", {"draft": draft}).result()
-        return step("Improve {draft} because {flaw}", {"draft": draft, "flaw": flaw}).result()
-
-    return write
-
-
 def look(topic: str) -> str:
     """Look."""
     return f"Found the Tiber by looking at {topic}"

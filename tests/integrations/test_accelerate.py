@@ -27,6 +27,7 @@ from langchain_core.runnables import (
 from langchain_weftline import AcceleratedChain, ChatWeftline, accelerate, compile_chain
 from tests.integrations import client_steps_table, test_ahead_chains
 from tests.integrations.conftest import StartServer, served
+from tests.integrations.program_table import PROGRAMS
 from tests.integrations.provenance import CHAT, plain
 from tests.integrations.recording import Recording, recorded
 from tests.waits import until
@@ -98,14 +99,27 @@ def test_an_accelerated_chain_has_the_types_of_the_chain(llm: ChatWeftline) -> N
     assert made.invoke("soup") == 4
 
 
-CHAINS = [*test_ahead_chains.ONE, *client_steps_table.ALL]
+# Of the programs that test_programs invokes, those that other ways to run could find wrong.
+PROGRAMS_OF_STEPS = (
+    "a_function_between",
+    "a_tool_between",
+    "a_call_for_each_item",
+    "a_branch_on_an_answer",
+    "routed_by_a_function",
+    "rag_with_a_rewritten_question",
+)
+CHAINS = [
+    *((make, test_ahead_chains.CHUNKS[1]) for make in test_ahead_chains.ONE),
+    *((make, "one") for make in client_steps_table.ALL),
+    *((one.make, one.given) for one in PROGRAMS if one.name in PROGRAMS_OF_STEPS),
+]
 
 
-@pytest.mark.parametrize("make", CHAINS)
-async def test_same_result(make: Callable[[ChatWeftline], Chain], llm: ChatWeftline) -> None:
+@pytest.mark.parametrize(("make", "given"), CHAINS, ids=[make.__name__ for make, _ in CHAINS])
+async def test_same_result(
+    make: Callable[[ChatWeftline], Chain], given: Any, llm: ChatWeftline
+) -> None:
     """This holds for every chain of the tests of compiled chains, with messages and their usage."""
-    own = make in test_ahead_chains.ONE
-    given: Any = test_ahead_chains.CHUNKS[1] if own else "one"
     chain = make(llm)
     expected = plain(chain.invoke(given))
     assert plain(accelerate(chain).invoke(given)) == expected

@@ -9,6 +9,8 @@ import pytest
 from tests.null.test_memory import World, app, make_op, names
 from weftline_engine.api import KvCosts, SamplingParams
 from weftline_server.schedule.memory.admission import ModelPool, admit
+from weftline_server.schedule.memory.rank import MemoryNeed, token_seconds
+from weftline_server.schedule.memory.waste import Strategy
 
 COSTS = KvCosts(step_s=0.02, fill_s=1e-4, chunk=512)
 FULL = ModelPool(tokens=1000, recomputed=0.0, busy=1.0)
@@ -67,3 +69,24 @@ def test_nothing_is_overtaken_for_ever() -> None:
     large, small = app("large", 0.0, 900_000, 900_000), app("small", 20.5, 1, 1)
     full = replace(FULL, tokens=1_000_000)
     assert names(admit([small, large], [], full, 21.0).enter)[0] == "large"
+
+
+@pytest.mark.parametrize(
+    ("length", "before", "pause", "strategy", "held"),
+    [(6, 5, 2, Strategy.PRESERVE, 31), (2, 1, 7, Strategy.DISCARD, 4), (3, 2, 1, Strategy.SWAP, 6)],
+)
+def test_the_token_seconds_of_lamps_figure_3(
+    length: int, before: int, pause: int, strategy: Strategy, held: int
+) -> None:
+    """The tokens that each of its requests holds, summed over its units: `length` tokens with a
+    pause after the first `before` of them.
+    """
+    need = MemoryNeed(
+        tokens=before,
+        token_s=1.0,
+        pause_s=pause,
+        strategy=strategy,
+        later=length - before,
+        again_s=1.0,
+    )
+    assert token_seconds(need) == held

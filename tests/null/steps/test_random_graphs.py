@@ -27,9 +27,10 @@ from tests.null.steps.random_steps import TENANT, Retrieval, joined
 from tests.null.steps.wire import branch, each, loop
 from tests.null.test_session_machine import state_of
 from weftline import predicates
+from weftline.contract import transforms
 from weftline.contract.protocol import SetVariable, SubmitBody
 from weftline.contract.steps import Embed, Ingest, Merge, Rerank, Search, Source
-from weftline.errors import InvalidRequest, WeftlineError
+from weftline.errors import WeftlineError
 from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullEngine
 from weftline_engine.services.retrieval.core import InputRefused
 from weftline_server.config import OPTIMISATIONS
@@ -218,14 +219,15 @@ class Builder:
     def call(self, transforms: Any = ()) -> str:
         reads = self._pick(self.random.randint(0, 2))
         letter, out = self.random.choice(LETTERS), self._new()
-        prompt = letter + "".join(f"{{{{input:i{n}}}}}" for n in range(len(reads)))
+        line_break = self.random.choice(["", "\n"])
+        prompt = letter + line_break + "".join(f"{{{{input:i{n}}}}}" for n in range(len(reads)))
         holders = {f"i{n}": read for n, read in enumerate(reads)}
         target = {"in_out": "out", "semantic_var_id": out, "transforms": list(transforms)}
         self.made.calls.append(call(out, prompt + "{{output:o}}", **holders, o=target))
         self.made.uses[out] = set(reads)
 
         def text(value: Values) -> str:
-            return letter + "".join(value_text(value(read)) for read in reads)
+            return letter + line_break + "".join(value_text(value(read)) for read in reads)
 
         self.made.rules[out] = text
         return out
@@ -279,9 +281,12 @@ class Builder:
         self.made.rules[out] = text
 
     def search(self) -> None:
-        """Embed one or several texts, search for them, merge the hits and rerank them."""
+        """Embed one or several texts, or the lines of one as they come, search for them, merge the
+        hits and rerank them.
+        """
         [read] = self._pick(1)
-        found = self._step(Embed(in_=Source(var=read)))
+        lines = self.random.choice([(), ({"op": "line_list"},)])
+        found = self._step(Embed(in_=Source(var=read, transforms=lines)))
         found = self._step(Search(in_=Source(var=found), store="docs", k=2))
         for _ in range(self.random.randint(0, 2)):
             query, source = Source(value=self.random.choice(LETTERS)), Source(var=found)
@@ -304,6 +309,8 @@ class Builder:
         out, source = self._new(), step.in_
         wire: dict[str, Any] = {"kind": step.kind, "name": out, "out": out}
         wire["in"] = {"value": source.value} if source.var is None else {"var": source.var}
+        if source.transforms:
+            wire["in"]["transforms"] = list(source.transforms)
         for name in ("store", "k", "limit"):
             if getattr(step, name, None) is not None:
                 wire[name] = getattr(step, name)
@@ -315,11 +322,12 @@ class Builder:
         self.made.steps.append(wire)
 
         def result(value: Values) -> Any:
-            given = {"in": source.value if source.var is None else value(source.var)}
-            given |= {"query": step.query.value} if isinstance(step, Rerank) else {}
+            read = source.value if source.var is None else value(source.var)
             try:
+                given = {"in": transforms.run(source.transforms, read)}
+                given |= {"query": step.query.value} if isinstance(step, Rerank) else {}
                 return self.shared.retrieval.run(step, given)
-            except (InvalidRequest, InputRefused) as error:
+            except (WeftlineError, InputRefused) as error:
                 raise Failure(out) from error
 
         self.made.rules[out] = result
