@@ -65,16 +65,27 @@ def echo_url() -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(scope="session")
-def url(echo_url: str) -> str:
-    """The server of a module that has no other one."""
-    return echo_url
+@pytest.fixture(scope="module")
+def url(request: pytest.FixtureRequest, start_script: StartServer) -> Iterator[str]:
+    """The server of a module: it answers by the `RULES` of the module, or else echoes, and has the
+    module's `OPTIONS`.
+    """
+    rules = getattr(request.module, "RULES", None)
+    options = getattr(request.module, "OPTIONS", ())
+    if rules is not None:
+        yield start_script(rules, *options)
+    elif options:
+        with served(*options) as url:
+            yield url
+    else:
+        yield request.getfixturevalue("echo_url")
 
 
 @pytest.fixture(scope="module")
-def retrieval_url() -> Iterator[str]:
-    """An echoing model, an embedder without weights and a store in memory, for one module."""
-    with served(*RETRIEVES) as url:
+def default_url(url: str) -> Iterator[str]:
+    """The module's server, which requests without an address reach."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WEFTLINE_BASE_URL", url)
         yield url
 
 
@@ -86,31 +97,10 @@ def recorded_by_default(url: str) -> Iterator[Recording]:
         yield recording
 
 
-@pytest.fixture(scope="module")
-def default_url(retrieval_url: str) -> Iterator[str]:
-    """The module's server with a store, which requests without an address reach."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WEFTLINE_BASE_URL", retrieval_url)
-        yield retrieval_url
-
-
 @pytest.fixture
 def recording(url: str) -> Iterator[Recording]:
-    """The requests to the server of a module."""
-    with recorded(url) as recording:
-        yield recording
-
-
-@pytest.fixture(scope="module")
-def rules_url(request: pytest.FixtureRequest, start_script: StartServer) -> str:
-    """A server that answers by the `RULES` of a module."""
-    return start_script(request.module.RULES)
-
-
-@pytest.fixture
-def proxy(rules_url: str) -> Iterator[Recording]:
-    """The requests to the server that answers by the rules of a module."""
-    with recorded(rules_url) as recording:
+    """The requests to the server of a module, which those without an address reach, too."""
+    with recorded_by_default(url) as recording:
         yield recording
 
 
@@ -131,18 +121,18 @@ def start_script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServ
 
 
 @pytest.fixture(scope="module")
-def watched(rules_url: str) -> Iterator[Any]:
+def watched(url: str) -> Iterator[Any]:
     """A LangChain model, whose requests to the server with the module's rules are recorded."""
     from langchain_weftline import ChatWeftline
     from tests.integrations.provenance import Watched
 
-    with recorded(rules_url) as recording:
+    with recorded(url) as recording:
         yield Watched(ChatWeftline(base_url=recording.url, temperature=0), recording)
 
 
 @pytest.fixture(scope="module")
-def plain_llm(rules_url: str) -> Any:
+def plain_llm(url: str) -> Any:
     """A LangChain model that sends no provenance to that server."""
     from langchain_weftline import ChatWeftline
 
-    return ChatWeftline(base_url=rules_url, temperature=0, provenance=False)
+    return ChatWeftline(base_url=url, temperature=0, provenance=False)

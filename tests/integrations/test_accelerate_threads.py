@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
 from langchain_core.runnables import RunnableConfig
 
 from langchain_weftline import ChatWeftline, accelerate
-from tests.integrations.conftest import StartServer
 from tests.integrations.provenance import CHAT, line, plain
-from tests.integrations.recording import Recording, recorded
+from tests.integrations.recording import Recording
 
 pytest.importorskip("langgraph.graph")
 from langgraph.types import Command
@@ -27,17 +25,6 @@ RULES = [
     ("sure", "Yes, by most ways of measuring it."),
     ("", RIVERS),
 ]
-
-
-@pytest.fixture(scope="module")
-def url(start_script: StartServer) -> str:
-    return start_script(RULES)
-
-
-@pytest.fixture
-def recording(url: str) -> Iterator[Recording]:
-    with recorded(url) as recording:
-        yield recording
 
 
 def model(url: str, **options: Any) -> ChatWeftline:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from operator import itemgetter
 from typing import Any
 
@@ -19,27 +18,16 @@ from langchain_core.vectorstores import VectorStoreRetriever
 
 from langchain_weftline import ChatWeftline, WeftlineVectorStore, accelerate
 from langchain_weftline.ahead.explanation import Requests
-from tests.integrations.conftest import served
-from tests.integrations.recording import Recording, recorded
+from tests.integrations.conftest import RETRIEVES
+from tests.integrations.recording import Recording
 from weftline.errors import WeftlineError
+
+OPTIONS = RETRIEVES
 
 TEXTS = ["Rome lies on the Tiber.", "The weft crosses the warp.", "Soup is hot."]
 QUESTION = "What crosses the warp?"
 ASK = ChatPromptTemplate.from_template("Answer from this.\n{context}\n\nQuestion: {question}")
 CHAT, SUBMIT = "/v1/chat/completions", "/v1/submit"
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    """A server that echoes prompts, with an embedder without weights and a store in memory."""
-    with served("--embedder", "null", "--store", "memory") as url:
-        yield url
-
-
-@pytest.fixture
-def recording(url: str) -> Iterator[Recording]:
-    with recorded(url) as recording:
-        yield recording
 
 
 def format_docs(docs: list[Document]) -> str:

@@ -17,7 +17,7 @@ from langchain_core.tracers.schemas import Run
 
 from langchain_weftline import ChatWeftline, accelerate
 from tests.integrations.program_table import Shelf
-from tests.integrations.recording import Recording, recorded
+from tests.integrations.recording import Recording
 
 SUBMIT, CHAT = "/v1/submit", "/v1/chat/completions"
 
@@ -55,12 +55,6 @@ class Broken(BaseRetriever):
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun
     ) -> list[Document]:
         raise LookupError("no shelf")
-
-
-@pytest.fixture
-def recording(echo_url: str) -> Iterator[Recording]:
-    with recorded(echo_url) as recording:
-        yield recording
 
 
 def compressing(recording: Recording, base: BaseRetriever, **how: Any) -> Any:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.integrations.conftest import StartServer
 from tests.integrations.programs import run_here
 from tests.integrations.test_tool_loops import called
 
@@ -19,11 +18,6 @@ RULES = [
     ("found Rhine", called("Danube")),
     ("Compare", called("Rhine")),
 ]
-
-
-@pytest.fixture(scope="module")
-def url(start_script: StartServer) -> str:
-    return start_script(RULES)
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 import runpy
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.integrations.conftest import served
+from tests.integrations.conftest import RETRIEVES
 from weftline_engine.services.retrieval.config import Store
 from weftline_server.commands.retrieval_tables import (
     EmbedderSpec,
@@ -19,15 +18,10 @@ from weftline_server.commands.retrieval_tables import (
     from_tables,
 )
 
+OPTIONS = RETRIEVES
+
 PAGE = (Path(__file__).parents[2] / "docs" / "rag.md").read_text(encoding="utf-8")
 PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    """An echoing model, an embedder without weights and a store in memory."""
-    with served("--embedder", "null", "--store", "memory") as url:
-        yield url
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=["langchain", "llamaindex", "sdk"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,13 +10,13 @@ from langchain_core.callbacks import BaseCallbackHandler
 from pydantic import BaseModel
 
 from langchain_weftline import ChatWeftline, accelerate
-from tests.integrations.recording import Recording, recorded
+from tests.integrations.recording import Recording
 
 pytest.importorskip("langgraph.graph")
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 
-from tests.integrations.graph_table import RULES, State, chapters
+from tests.integrations.graph_table import State, chapters
 
 SUBMIT = "/v1/submit"
 THREAD: Any = {"configurable": {"thread_id": "a"}}
@@ -27,17 +26,6 @@ class Counter(BaseModel):
     """A state with a number."""
 
     count: int
-
-
-@pytest.fixture(scope="module")
-def url(start_script: Any) -> str:
-    return str(start_script(RULES))
-
-
-@pytest.fixture
-def recording(url: str) -> Iterator[Recording]:
-    with recorded(url) as recording:
-        yield recording
 
 
 class Heard(BaseCallbackHandler):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from threading import Barrier
 from typing import Any
 
@@ -16,24 +15,12 @@ from langgraph.graph import START, StateGraph
 from langchain_weftline import ChatWeftline, accelerate
 from langchain_weftline.ahead.nodes import Nodes
 from langchain_weftline.model.transport import httpx
-from tests.integrations.conftest import StartServer
-from tests.integrations.graph_table import RULES, State, ask, chapters
-from tests.integrations.recording import Recording, recorded
+from tests.integrations.graph_table import State, ask, chapters
+from tests.integrations.recording import Recording
 
 WAIT_S = 30.0  # for an event that comes at once
 SUBMIT, CHAT = "/v1/submit", "/v1/chat/completions"
 THREAD: Any = {"configurable": {"thread_id": "a"}}
-
-
-@pytest.fixture(scope="module")
-def url(start_script: StartServer) -> str:
-    return start_script(RULES)
-
-
-@pytest.fixture
-def recording(url: str) -> Iterator[Recording]:
-    with recorded(url) as recording:
-        yield recording
 
 
 def graph_of(*nodes: Any) -> Any:

@@ -16,17 +16,11 @@ from langgraph.graph import START, StateGraph
 
 from langchain_weftline import accelerate
 from tests.integrations.ahead_chains import CHAT, SUBMIT, model, sent
-from tests.integrations.conftest import StartServer
-from tests.integrations.graph_table import RULES, State, ask, chapters
+from tests.integrations.graph_table import State, ask, chapters
 from tests.integrations.recording import Recording
 
 THREAD: Any = {"configurable": {"thread_id": "a"}}
 LAST = "Warm and cold colours differ."
-
-
-@pytest.fixture(scope="module")
-def url(start_script: StartServer) -> str:
-    return start_script(RULES)
 
 
 def graph_of(llm: Any, saver: Any) -> Any:

@@ -19,11 +19,8 @@ from tests.integrations.recording import recorded
 from weftline.errors import ContextTooLong, InvalidRequest, WeftlineError
 
 TEXTS = ["a red fox", "a blue whale", "a red whale"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def url(default_url: str) -> str:
-    return default_url
+OPTIONS = RETRIEVES
+pytestmark = pytest.mark.usefixtures("default_url")
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -59,12 +59,6 @@ RULES = [
     ("", "It flows into the sea."),
 ]
 TEXTS = ("The Tiber rises on a mountain.", "The Tiber flows into a sea.")
-
-
-@pytest.fixture
-def proxy(rules_url: str) -> Iterator[Recording]:
-    with recorded(rules_url) as recording:
-        yield recording
 
 
 def ours(url: str, **options: Any) -> Weftline:
@@ -151,25 +145,25 @@ APPLICATIONS: dict[str, tuple[Callable[[Any], Any], int, int, set[str], bool]] =
 
 
 @pytest.mark.parametrize("name", APPLICATIONS)
-def test_structure(proxy: Recording, name: str) -> None:
+def test_structure(recording: Recording, name: str) -> None:
     """Prompts arrive in pieces with the names of LlamaIndex's templates, a run in one session. The
     answer equals that without provenance.
     """
     run, calls, sessions, names, traced = APPLICATIONS[name]
-    said = run(ours(proxy.url))
-    told = [body["weftline"] for body in proxy.bodies("/v1/chat/completions")]
+    said = run(ours(recording.url))
+    told = [body["weftline"] for body in recording.bodies("/v1/chat/completions")]
     pieces = [piece for body in told for message in body["messages"] for piece in message or ()]
     assert len(told) == calls
     assert len({body["session_id"] for body in told}) == sessions
     assert {piece["name"] for piece in pieces if "name" in piece} == names
     assert any("from_var" in piece for piece in pieces) == traced
-    assert str(run(ours(proxy.url, ahead=False, provenance=False))) == str(said)
+    assert str(run(ours(recording.url, ahead=False, provenance=False))) == str(said)
 
 
-def test_the_graph_of_calls_one_by_one(rules_url: str) -> None:
+def test_the_graph_of_calls_one_by_one(url: str) -> None:
     """`on_graph` also gets a run's single calls with their edges, once the run is over."""
     graphs: list[Any] = []
-    sub_question(ours(rules_url, on_graph=graphs.append))
+    sub_question(ours(url, on_graph=graphs.append))
     [graph] = wait_for(graphs)
     assert graph["calls"][0]["name"] == "LLMQuestionGenerator"
     assert (len(graph["calls"]), len(graph["edges"])) == (4, 3)
@@ -237,16 +231,16 @@ class Translation(Workflow):
         return StopEvent(result=await self.llm.apredict(then, summary=summary))
 
 
-def test_workflow(proxy: Recording) -> None:
+def test_workflow(recording: Recording) -> None:
     """The steps of a workflow are one session. The second call names the call that
     wrote its text.
     """
 
     async def run() -> str:
-        return str(await Translation(ours(proxy.url)).run(text="The Tiber is long."))
+        return str(await Translation(ours(recording.url)).run(text="The Tiber is long."))
 
     assert asyncio.run(run()) == "It flows into the sea."
-    first, second = (body["weftline"] for body in proxy.bodies("/v1/chat/completions"))
+    first, second = (body["weftline"] for body in recording.bodies("/v1/chat/completions"))
     assert first["session_id"] == second["session_id"]
     assert second["messages"][0][1]["name"] == "summary"
     assert second["messages"][0][1]["from_var"]
@@ -271,8 +265,8 @@ def test_pydantic_programs(start_script: StartServer) -> None:
         f'<tool_call>\n{{"name": "River", "arguments": {TIBER.model_dump_json()}}}\n</tool_call>'
     )
     rules = [("schema", TIBER.model_dump_json()), ("Rome", called)]
-    with recorded(start_script(rules)) as proxy:
-        llm = ours(proxy.url)
+    with recorded(start_script(rules)) as recording:
+        llm = ours(recording.url)
         by_tool = FunctionCallingProgram.from_defaults(River, PROMPT, llm=llm)
         assert by_tool(city="Rome") == TIBER
         schema = {"type": "json_schema", "json_schema": {"schema": River.model_json_schema()}}
@@ -281,7 +275,7 @@ def test_pydantic_programs(start_script: StartServer) -> None:
         )
         assert by_text(city="Rome", llm_kwargs={"response_format": schema}) == TIBER
         assert asyncio.run(by_text.acall(city="Rome")) == TIBER
-        bodies = proxy.bodies("/v1/chat/completions")
+        bodies = recording.bodies("/v1/chat/completions")
     assert bodies[0]["tool_choice"] == "required"
     closed = River.model_json_schema() | {"additionalProperties": False}
     found = {"name": "River", "schema": closed}  # by the schema in the prompt
@@ -291,12 +285,12 @@ def test_pydantic_programs(start_script: StartServer) -> None:
 
 def test_objects_without_tools(start_script: StartServer) -> None:
     """Without tools LlamaIndex asks for JSON in the text, and the server enforces it."""
-    with recorded(start_script([("schema", TIBER.model_dump_json())])) as proxy:
-        llm = ours(proxy.url, is_function_calling_model=False)
+    with recorded(start_script([("schema", TIBER.model_dump_json())])) as recording:
+        llm = ours(recording.url, is_function_calling_model=False)
         prompt = PromptTemplate(PROMPT)
         assert llm.structured_predict(River, prompt, city="Rome") == TIBER
         assert asyncio.run(llm.astructured_predict(River, prompt, city="Rome")) == TIBER
-        bodies = proxy.bodies("/v1/chat/completions")
+        bodies = recording.bodies("/v1/chat/completions")
     closed = River.model_json_schema() | {"additionalProperties": False}
     wanted = {"name": "River", "schema": closed}
     assert [body["response_format"]["json_schema"] for body in bodies] == [wanted] * 2
@@ -310,22 +304,22 @@ def test_output_parser_of_the_llm(start_script: StartServer) -> None:
         def parse(self, output: str) -> str:
             return output.upper()
 
-    with recorded(start_script([("", "yes.")])) as proxy:
-        llm = ours(proxy.url, output_parser=Shout())
+    with recorded(start_script([("", "yes.")])) as recording:
+        llm = ours(recording.url, output_parser=Shout())
         made = get_response_synthesizer(response_mode="accumulate", llm=llm)
         nodes = [NodeWithScore(node=TextNode(text=text), score=1) for text in TEXTS]
         assert str(made.synthesize("Is it?", nodes)).count("YES.") == 2
-        assert proxy.bodies("/v1/submit") == []
+        assert recording.bodies("/v1/submit") == []
 
 
 def test_an_oversized_chunk_is_split(start_script: StartServer) -> None:
     """LlamaIndex splits a chunk over the context window. Its parts are sent as one graph."""
     words = " ".join(f"w{n}" for n in range(900))
-    with recorded(start_script([("", "Yes.")])) as proxy:
-        llm = Weftline(base_url=proxy.url, max_tokens=8, context_window=600)
+    with recorded(start_script([("", "Yes.")])) as recording:
+        llm = Weftline(base_url=recording.url, max_tokens=8, context_window=600)
         made = get_response_synthesizer(response_mode="accumulate", llm=llm)
         answer = str(made.synthesize("Is it?", [NodeWithScore(node=TextNode(text=words))]))
-        [graph] = proxy.bodies("/v1/submit")
+        [graph] = recording.bodies("/v1/submit")
         llm = llm.model_copy(update={"ahead": False})
         plain = get_response_synthesizer(response_mode="accumulate", llm=llm)
         assert str(plain.synthesize("Is it?", [NodeWithScore(node=TextNode(text=words))])) == answer
@@ -336,7 +330,7 @@ MODES = ["accumulate", "compact_accumulate", "tree_summarize", "refine", "compac
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_templates_that_do_not_fit(rules_url: str, mode: str) -> None:
+def test_templates_that_do_not_fit(url: str, mode: str) -> None:
     """A template lacks the variable that a synthesizer fills. Ours behaves like any LLM, sent ahead
     or not.
     """
@@ -344,7 +338,7 @@ def test_templates_that_do_not_fit(rules_url: str, mode: str) -> None:
     kind = "summary_template" if mode == "tree_summarize" else "text_qa_template"
     template = PromptTemplate("Only {query_str} and {nobody}")
     said = set()
-    for llm in (ours(rules_url), ours(rules_url, ahead=False)):
+    for llm in (ours(url), ours(url, ahead=False)):
         made = get_response_synthesizer(response_mode=mode, llm=llm, **{kind: template})
         said.add(str(made.synthesize("Is it?", nodes)))
     assert len(said) == 1
@@ -356,7 +350,7 @@ def test_templates_that_do_not_fit(rules_url: str, mode: str) -> None:
     ("query", "chunks"), [(3, [*TEXTS]), (None, [*TEXTS]), ("Is it?", [*TEXTS, 5]), ("Is it?", [])]
 )
 def test_an_argument_that_is_no_string(
-    rules_url: str, query: Any, chunks: list[Any], mode: str, ahead: bool
+    url: str, query: Any, chunks: list[Any], mode: str, ahead: bool
 ) -> None:
     """LlamaIndex renders it, or raises its own exception, with the same text as for any LLM."""
 
@@ -364,17 +358,17 @@ def test_an_argument_that_is_no_string(
         return get_response_synthesizer(response_mode=mode, llm=llm).get_response(query, chunks)
 
     expected = outcome(ask, MockLLM(max_tokens=64))
-    got = outcome(ask, ours(rules_url, ahead=ahead))
+    got = outcome(ask, ours(url, ahead=ahead))
     assert type(got) is type(expected)
     if isinstance(expected, Exception):
         assert str(got) == str(expected)
 
 
-def test_a_failed_plan_is_logged_once(rules_url: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_plan_is_logged_once(url: str, caplog: pytest.LogCaptureFixture) -> None:
     """LlamaIndex swallows a handler's error, which the log shows once. The user gets the real
     error.
     """
-    llm = ours(rules_url)
+    llm = ours(url)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             made = get_response_synthesizer(response_mode="tree_summarize", llm=llm)

@@ -16,9 +16,11 @@ from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.llms.weftline import Weftline
 from llama_index.postprocessor.weftline import WeftlineRerank
 
-from tests.integrations.conftest import RETRIEVES, StartServer, recorded_by_default
+from tests.integrations.conftest import RETRIEVES
 from tests.integrations.recording import Recording
 from tests.integrations.test_llama_query import CHAT, SUBMIT, filled
+
+OPTIONS = RETRIEVES
 
 RULES = [
     ("Generate 3 search queries", "red fox\n a whale \n\nblue whale\none too many\n"),
@@ -28,17 +30,6 @@ RULES = [
     ("", "It is red."),
 ]
 ASYNC = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-
-
-@pytest.fixture(scope="module")
-def rules_url(start_script: StartServer) -> str:
-    return start_script(RULES, *RETRIEVES)
-
-
-@pytest.fixture
-def recording(rules_url: str) -> Iterator[Recording]:
-    with recorded_by_default(rules_url) as recording:
-        yield recording
 
 
 @pytest.fixture

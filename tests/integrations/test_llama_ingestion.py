@@ -16,19 +16,19 @@ from llama_index.embeddings.weftline import WeftlineEmbedding
 from llama_index.llms.weftline.ahead import ingestion as ingesting
 from llama_index.vector_stores.weftline import WeftlineVectorStore
 
-from tests.integrations.conftest import recorded_by_default
+from tests.integrations.conftest import RETRIEVES
 from tests.integrations.recording import Recording
 from weftline.errors import WeftlineError
 from weftline.kit import RunFeed
 
 SUBMIT = "/v1/submit"
+OPTIONS = RETRIEVES
 
 
 @pytest.fixture
-def recording(retrieval_url: str) -> Iterator[Recording]:
-    with recorded_by_default(retrieval_url) as recording:
-        yield recording
-        WeftlineVectorStore().delete_nodes([f"n{k}-0" for k in range(10)])
+def recording(recording: Recording) -> Iterator[Recording]:
+    yield recording
+    WeftlineVectorStore().delete_nodes([f"n{k}-0" for k in range(10)])
 
 
 class Last(TransformComponent):

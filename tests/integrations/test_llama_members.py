@@ -58,9 +58,11 @@ from llama_index.llms.weftline import Weftline
 from llama_index.llms.weftline.trace import span_handler
 
 from tests.integrations import test_llama_routing as routing
-from tests.integrations.conftest import StartServer
-from tests.integrations.recording import Recording, recorded
+from tests.integrations.conftest import RETRIEVES
+from tests.integrations.recording import Recording
 from tests.integrations.test_llama_ahead import nodes
+
+OPTIONS = RETRIEVES
 
 RULES = routing.RULES
 ROOT = Path(__file__).parents[2] / "integrations" / "llamaindex" / "llama_index"
@@ -199,19 +201,6 @@ def test_llama_index_has_it(owner: Any, name: str, run: Any) -> None:
     assert any(re.search(rf"\b{name}\b", source) for source in sources), (
         f"LlamaIndex {__version__} has no {owner.__name__}.{name}, which the adapter reads"
     )
-
-
-@pytest.fixture(scope="module")
-def url(start_script: StartServer) -> str:
-    """A model that answers by rules, an embedder without weights and a store in memory."""
-    return start_script(RULES, "--embedder", "null", "--store", "memory")
-
-
-@pytest.fixture
-def recording(url: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    with recorded(url) as recording:
-        monkeypatch.setenv("WEFTLINE_BASE_URL", recording.url)
-        yield recording
 
 
 index = routing.index

@@ -25,20 +25,16 @@ from tests.integrations.conftest import RETRIEVES, StartServer, recorded_by_defa
 from tests.integrations.recording import Recording
 from weftline.errors import EngineUnavailable, WeftlineError
 
+OPTIONS = RETRIEVES
+
 SUBMIT, CHAT = "/v1/submit", "/v1/chat/completions"
 ANIMALS = ["a red fox", "a blue whale", "a red whale"]
-
-
-@pytest.fixture
-def recording(retrieval_url: str) -> Iterator[Recording]:
-    with recorded_by_default(retrieval_url) as recording:
-        yield recording
 
 
 QUESTIONS = """{"items": [{"sub_question": "red fox", "tool_name": "animals"},
                           {"sub_question": "blue whale", "tool_name": "animals"}]}"""
 CHOICE = '[{"choice": 2, "reason": "It has more of them."}]'
-RULES = [
+SCRIPT = [
     ("list of relevant sub-questions", QUESTIONS),
     ("Some choices are given below", CHOICE),
     ("Sub question: red fox", "Both of them."),
@@ -50,7 +46,7 @@ RULES = [
 @pytest.fixture(scope="module")
 def scripted(start_script: StartServer) -> str:
     """The same with a model that answers by rules."""
-    return start_script(RULES, *RETRIEVES)
+    return start_script(SCRIPT, *RETRIEVES)
 
 
 @pytest.fixture

@@ -19,15 +19,13 @@ from llama_index.llms.weftline import Weftline
 from llama_index.postprocessor.weftline import WeftlineRerank
 from llama_index.vector_stores.weftline import WeftlineVectorStore
 
+from tests.integrations.conftest import RETRIEVES
 from weftline import Client
 from weftline.errors import ContextTooLong
 
 TEXTS = ["a red fox", "a blue whale", "a red whale"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def url(default_url: str) -> str:
-    return default_url
+OPTIONS = RETRIEVES
+pytestmark = pytest.mark.usefixtures("default_url")
 
 
 @pytest.fixture

@@ -46,9 +46,11 @@ from llama_index.embeddings.weftline import WeftlineEmbedding
 from llama_index.llms.weftline import Weftline
 from llama_index.vector_stores.weftline import WeftlineVectorStore
 
-from tests.integrations.conftest import RETRIEVES, StartServer, recorded_by_default
+from tests.integrations.conftest import RETRIEVES
 from tests.integrations.recording import Recording
 from tests.integrations.test_llama_ahead import wait_for
+
+OPTIONS = RETRIEVES
 
 SUBMIT, CHAT = "/v1/submit", "/v1/chat/completions"
 ANIMALS = ["a red fox", "a blue whale", "a red whale"]
@@ -87,18 +89,6 @@ RULES = [
     ("Query: red whale", "It is large."),
     ("", "It is blue."),
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def url(start_script: StartServer) -> str:
-    """A model that answers by rules, an embedder without weights and a store in memory."""
-    return start_script(RULES, *RETRIEVES)
-
-
-@pytest.fixture
-def recording(url: str) -> Iterator[Recording]:
-    with recorded_by_default(url) as recording:
-        yield recording
 
 
 @pytest.fixture

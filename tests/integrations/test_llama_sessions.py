@@ -104,7 +104,7 @@ PROGRAMS: dict[str, tuple[Callable[[Any], Any], int, int, int, int]] = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_one_session(rules_url: str, name: str) -> None:
+def test_one_session(url: str, name: str) -> None:
     """A whole run is one session with its edges, and its result that of calls one by one."""
     run, submits, singles, calls, edges = PROGRAMS[name]
     graphs: list[Any] = []
@@ -112,7 +112,7 @@ def test_one_session(rules_url: str, name: str) -> None:
     def llm(**options: Any) -> Weftline:
         return Weftline(base_url=proxy.url, max_tokens=64, context_window=3900, **options)
 
-    with recorded(rules_url) as proxy:
+    with recorded(url) as proxy:
         said = run(llm(on_graph=graphs.append))
         [graph] = wait_for(graphs, collects=True)  # a chat ends with its engine
         sent = len(proxy.bodies(SUBMIT)), len(proxy.bodies(CHAT))

@@ -9,13 +9,11 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from tests.integrations.conftest import RETRIEVES
 
-from tests.integrations.conftest import served
-
+OPTIONS = RETRIEVES
 LLAMA_INDEX = '''
 import asyncio
 
@@ -119,13 +117,6 @@ print("used", state.changed())
 print("during", len(during) > 8, [one for one in during if one])
 print("hooks", context._configure_hooks[:-1] == hooks)
 '''
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    """An engine and an embedder without weights, and a store in memory."""
-    with served("--embedder", "null", "--store", "memory") as url:
-        yield url
 
 
 def said_by(program: str, url: str) -> list[str]:

@@ -27,11 +27,13 @@ from llama_index.vector_stores.weftline import WeftlineVectorStore
 import langchain_weftline
 from langchain_weftline import accelerate
 from tests.integrations import test_llama_routing
-from tests.integrations.conftest import RETRIEVES, StartServer, recorded_by_default
+from tests.integrations.conftest import RETRIEVES, recorded_by_default
 from tests.integrations.recording import Recording
 from tests.integrations.shelves import fill, format_docs, in_server, model, rag
 from tests.integrations.test_llama_fusion import advanced, fusion
 from tests.integrations.test_llama_query import filled
+
+OPTIONS = RETRIEVES
 
 DOCS = Path(__file__).parents[2] / "docs" / "rag.md"
 RULES = [
@@ -46,15 +48,10 @@ RULES = [
 
 
 @pytest.fixture(scope="module")
-def rules_url(start_script: StartServer) -> str:
-    return start_script(RULES, *RETRIEVES)
-
-
-@pytest.fixture(scope="module")
-def recording(rules_url: str) -> Iterator[Recording]:
+def recording(url: str) -> Iterator[Recording]:
     """A store with the texts of both frameworks, to which requests without an address go."""
-    with recorded_by_default(rules_url) as recording:
-        fill(rules_url)
+    with recorded_by_default(url) as recording:
+        fill(url)
         for _ in filled():
             yield recording
 

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import cohere
 import openai
 import pytest
 from langchain_openai import OpenAIEmbeddings
 
 from langchain_weftline import WeftlineEmbeddings
-from tests.integrations.conftest import served
 from tests.integrations.recording import recorded
 from weftline_engine.services.retrieval.plain_backends import vector_of
 
+OPTIONS = ("--embedder", "null")
+
 TEXTS = ["a red fox", "a blue whale", "a red whale"]
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with served("--embedder", "null") as url:
-        yield url
 
 
 def embeddings(url: str, **how: object) -> OpenAIEmbeddings:

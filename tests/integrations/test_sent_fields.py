@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -14,14 +15,15 @@ from llama_index.llms.weftline.ahead.request_claims import request_key
 from pydantic import BaseModel, Field
 
 from langchain_weftline import ChatWeftline, accelerate
-from tests.integrations.recording import Recording
+from tests.integrations.conftest import StartServer
+from tests.integrations.recording import Recording, recorded
 from tests.integrations.test_llama_ahead import nodes
 from weftline.errors import WeftlineError
 
 SUBMIT, CHAT = "/v1/submit", "/v1/chat/completions"
 ASK = ChatPromptTemplate.from_template("Where is {town}?")
 CALL = '<tool_call>\n{"name": "Answer", "arguments": {"zeal": "much"}}\n</tool_call>'
-RULES = [("Where is Rome?", CALL * 2)]
+SCRIPT = [("Where is Rome?", CALL * 2)]
 
 
 class Part(BaseModel):
@@ -111,6 +113,12 @@ def test_requests_with_schemas_in_other_orders_are_other_requests() -> None:
     assert key("a", temperature=0, seed=1) == key("a", seed=1, temperature=0)
 
 
+@pytest.fixture(scope="module")
+def proxy(start_script: StartServer) -> Iterator[Recording]:
+    with recorded(start_script(SCRIPT)) as recording:
+        yield recording
+
+
 @pytest.mark.parametrize("tools", [[Answer], [Answer, Part]], ids=["one tool", "two"])
 @pytest.mark.parametrize("choice", [None, "required", "any", "Answer"])
 @pytest.mark.parametrize("parallel", [None, False, True], ids=["unset", "one", "several"])
@@ -121,6 +129,7 @@ def test_a_field_that_is_not_set_is_not_sent(
 
     A model that must call its only tool calls it once, unless the request allows more.
     """
+    proxy.requests.clear()
     llm = ChatWeftline(base_url=proxy.url)
     more: dict[str, Any] = {} if parallel is None else {"parallel_tool_calls": parallel}
     chain = ASK | llm.bind_tools(tools, tool_choice=choice, **more)

@@ -27,13 +27,13 @@ from tests.waits import wait_until
 RULES = test_llama_ahead.RULES
 
 
-def test_the_name_of_the_synthesizer_stays(proxy: Recording) -> None:
+def test_the_name_of_the_synthesizer_stays(recording: Recording) -> None:
     """It makes LlamaIndex's own, whose calls are one request. Another LLM is refused."""
-    made: Any = WeftlineSynthesizer(bounded(proxy.url), "refine")
+    made: Any = WeftlineSynthesizer(bounded(recording.url), "refine")
     assert type(made) is Refine
     made._response_padding_size = 20
     assert str(made.synthesize("What?", nodes())) == CASES["refine"]
-    assert counts(proxy) == (1, 0)
+    assert counts(recording) == (1, 0)
     with pytest.raises(ValueError, match="runs on a Weftline LLM, and this is a MockLLM"):
         WeftlineSynthesizer(MockLLM())
 
@@ -58,11 +58,11 @@ def router(cls: type[RouterQueryEngine], url: str) -> RouterQueryEngine:
 
 def test_speculative_router(start_script: StartServer) -> None:
     """Both branches start beside the selector. The answer is the plain router's."""
-    with recorded(start_script([("Some choices", SELECT), *RULES])) as proxy:
-        expected = router(RouterQueryEngine, proxy.url).query("What?")
-        assert str(expected) == "a-answer" and len(proxy.bodies(CHAT)) == 2
-        found = router(SpeculativeRouterQueryEngine, proxy.url).query("What?")
-        assert str(found) == str(expected) and len(proxy.bodies(CHAT)) >= 4
+    with recorded(start_script([("Some choices", SELECT), *RULES])) as recording:
+        expected = router(RouterQueryEngine, recording.url).query("What?")
+        assert str(expected) == "a-answer" and len(recording.bodies(CHAT)) == 2
+        found = router(SpeculativeRouterQueryEngine, recording.url).query("What?")
+        assert str(found) == str(expected) and len(recording.bodies(CHAT)) >= 4
         assert found.metadata["selector_result"].ind == 0
 
 

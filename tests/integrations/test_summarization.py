@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,8 +12,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 from langchain_weftline import ChatWeftline, WeftlineSummarizationMiddleware
 from langchain_weftline.compaction import live_conversation
-from tests.integrations.conftest import StartServer
-from tests.integrations.recording import Recording, recorded
+from tests.integrations.recording import Recording
 from tests.integrations.test_tool_loops import called
 from weftline.kit.compaction import ABOVE, INSTRUCTION
 
@@ -35,17 +33,6 @@ SYSTEM = "You search."
 def search(query: str) -> str:
     """Search."""
     return f"found {query}"
-
-
-@pytest.fixture(scope="module")
-def url(start_script: StartServer) -> str:
-    return start_script(RULES)
-
-
-@pytest.fixture
-def recording(url: str) -> Iterator[Recording]:
-    with recorded(url) as found:
-        yield found
 
 
 async def talked(

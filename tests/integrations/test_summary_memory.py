@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,8 +10,7 @@ from llama_index.core.memory import ChatSummaryMemoryBuffer
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.weftline import Weftline, WeftlineSummaryMemory
 
-from tests.integrations.conftest import StartServer
-from tests.integrations.recording import Recording, recorded
+from tests.integrations.recording import Recording
 from tests.integrations.test_tool_loops import called
 from weftline.kit.compaction import INSTRUCTION
 
@@ -34,17 +32,6 @@ def search(query: str) -> str:
 
 
 TOOLS = [FunctionTool.from_defaults(search)]
-
-
-@pytest.fixture(scope="module")
-def url(start_script: StartServer) -> str:
-    return start_script(RULES)
-
-
-@pytest.fixture
-def recording(url: str) -> Iterator[Recording]:
-    with recorded(url) as found:
-        yield found
 
 
 async def talked(

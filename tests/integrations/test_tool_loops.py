@@ -14,7 +14,6 @@ from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.llms.weftline import Weftline
 
 from langchain_weftline import ChatWeftline, accelerate
-from tests.integrations.conftest import StartServer
 from tests.integrations.recording import recorded
 from weftline.kit import Piece, RunSession
 
@@ -34,11 +33,6 @@ RULES = [
 def search(query: str) -> str:
     """Search."""
     return f"found {query}"
-
-
-@pytest.fixture(scope="module")
-def url(start_script: StartServer) -> str:
-    return start_script(RULES)
 
 
 def edges_of_latest(url: str) -> list[tuple[int, int]]:

@@ -39,9 +39,9 @@ def warmth(town: str) -> str:
 
 
 @pytest.mark.parametrize("way", ["swapped", "accelerated"])
-def test_two_tools_in_one_turn(way: str, proxy: Recording) -> None:
+def test_two_tools_in_one_turn(way: str, recording: Recording) -> None:
     """Both run, and the second turn answers. The agent asks for calls, and not for one."""
-    llm = ChatWeftline(base_url=proxy.url, temperature=0)
+    llm = ChatWeftline(base_url=recording.url, temperature=0)
     agent: Any = create_agent(llm, [warmth], response_format=ToolStrategy(Report))
     if way == "accelerated":
         agent = accelerate(agent)
@@ -50,6 +50,6 @@ def test_two_tools_in_one_turn(way: str, proxy: Recording) -> None:
     assert made["structured_response"] == Report(warm=["Rome"])
     found = [one.content for one in made["messages"] if one.type == "tool"]
     assert found[:2] == ["Rome: warm", "Oslo: cold"]
-    bodies = proxy.bodies(CHAT)
+    bodies = recording.bodies(CHAT)
     assert [body["tool_choice"] for body in bodies] == ["required"] * 2
     assert all("parallel_tool_calls" not in body for body in bodies)
