@@ -179,10 +179,14 @@ def llama_server(file: Path, log: Path) -> Iterator[str]:
 
 
 @contextmanager
-def weftline_server(file: Path, log: Path) -> Iterator[str]:
-    """weftline with its llamacpp engine and its defaults."""
+def weftline_server(file: Path, arguments: str = "") -> Iterator[str]:
+    """weftline with its llamacpp engine and its defaults, and further arguments of llama-server."""
     options = ("--max-running", str(SLOTS), "--context-limit", str(CONTEXT))
-    server = ("--llama-server", str(LLAMA / "llama-server"), "--llama-arguments=--threads 1")
+    server = (
+        "--llama-server",
+        str(LLAMA / "llama-server"),
+        f"--llama-arguments=--threads 1 {arguments}",
+    )
     with local_server(str(file), "--engine", "llamacpp", *server, *options) as url:
         yield url
 
@@ -202,7 +206,7 @@ def run(program: Program, llm: Any, change: Callable[[Any], Any], url: str) -> C
     return Counts(**parts)
 
 
-def cell(family: str, name: str, file: Path, tokenizer: Any) -> Cell:
+def cell(family: str, name: str, file: Path, tokenizer: Any, arguments: str = "") -> Cell:
     """Run a program on both."""
     program, chosen, log = PROGRAMS[name], settings(tokenizer), file.with_suffix(".log")
     seen = Prompts(tokenizer)
@@ -210,7 +214,7 @@ def cell(family: str, name: str, file: Path, tokenizer: Any) -> Cell:
         # The openai client requires a key, and the server on loopback does not read it.
         where: dict[str, Any] = {"base_url": f"{url}/v1", "api_key": "none", "model": "default"}
         plain = run(program, ChatOpenAI(**where, **chosen, callbacks=[seen]), lambda one: one, url)
-    with weftline_server(file, log) as url:
+    with weftline_server(file, arguments) as url:
         ours = run(program, ChatWeftline(base_url=url, **chosen), accelerate, url)
     return checked(family, name, plain, ours, seen.found)
 

@@ -17,7 +17,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 
 from tests.cpu.conftest import Bench, ByteDetokenizerOfTest, Outcome
-from weftline_engine.api import Op, Part
+from weftline_engine.api import Guesses, Op, Part
 from weftline_engine.bookkeeping.drafting.draft_counts import MOST_ROWS, StepCosts
 from weftline_engine.bookkeeping.schedule.step_scheduler import SchedulerConfig
 from weftline_engine.own.constraints.grammars import TokenGrammars
@@ -163,7 +163,7 @@ def same_on_and_off(decoder: Any, seed: int, grammars: TokenGrammars, generate: 
         count = chance.choice([3, 12, 75])
         prompt = [token for _ in range(count) for token in chance.choice(words)]
         op = generate(name, prompt, **{"max_tokens": 40, **sampling})
-        op = replace(op, references=tuple(one.context for one in ops[-3:]))
+        op = replace(op, guesses=Guesses(references=tuple(one.context for one in ops[-3:])))
         if number and chance.random() < 0.3:
             op = replace(op, parent=ops[0].context)
         ops.append(op)

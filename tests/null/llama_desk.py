@@ -30,7 +30,7 @@ class Bench:
         fills: bool = False,
         open: bool = False,
         left: int = 0,
-        border: int = 0,
+        borders: tuple[int, ...] = (),
         **hints: Any,
     ) -> str:
         self.names += 1
@@ -42,7 +42,7 @@ class Bench:
         self.calls[name] = SlotCall(
             name, tokens, salt, fills=fills, hints=wish, open=open, left=left or 1000 * (not fills)
         )
-        self.calls[name].border = border
+        self.calls[name].borders = borders
         self.book.add(self.calls[name])
         return name
 
@@ -50,7 +50,7 @@ class Bench:
         seat = self.book.next(least_early)
         if seat is not None:
             self.seats.append(seat)
-            for file in (seat.save, seat.border, seat.restore):
+            for file in (seat.save, *seat.borders, seat.restore):
                 if file is not None:
                     self.book.done(file)
         return seat
@@ -84,5 +84,12 @@ class Bench:
         return {one.context: (one.residency, one.tokens) for one in self.book.contexts.reports()}
 
 
-def bench(slots: int, copies: bool = True, cut: StateCut = StateCut.ANYWHERE) -> Bench:
-    return Bench(SlotBook(slots, most_saved=10_000 if copies else 0, cut=cut))
+def bench(
+    slots: int,
+    copies: bool = True,
+    cut: StateCut = StateCut.ANYWHERE,
+    *,
+    keeps_stops: bool = False,
+) -> Bench:
+    saved = 10_000 if copies else 0
+    return Bench(SlotBook(slots, most_saved=saved, cut=cut, keeps_stops=keeps_stops))

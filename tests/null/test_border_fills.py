@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,10 @@ async def answers(writer: asyncio.StreamWriter, request: dict[str, Any]) -> None
     writer.write(answer(200, body, "content-type: text/event-stream"))
 
 
-def generate(name: str, tokens: tuple[int, ...]) -> api.Op:
+def generate(name: str, tokens: tuple[int, ...], *borders: int) -> api.Op:
     return api.Op(
         id=name,
+        guesses=api.Guesses(borders=borders),
         kind=api.Kind.GENERATE,
         context=name,
         tokens=tokens,
@@ -49,38 +51,47 @@ def generate(name: str, tokens: tuple[int, ...]) -> api.Op:
     )
 
 
+async def sent(folder: Path, inside: bool, ops: Sequence[api.Op]) -> list[dict[str, Any]]:
+    """What a vLLM gets for these ops, of a model with a state. Our scheduler may be inside."""
+    config = {"layer_types": ["conv", "full_attention"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    endpoint = Endpoint(answers)
+    endpoint.metrics = METRICS
+    async with endpoint.on(folder / "e") as socket:
+        connect = EndpointConfig(url="http://e/v1", socket=socket)
+        engine = VLLMEngine(VLLMConfig(model=folder, connect=connect))
+        assert (await engine.start()).wants_borders
+        endpoint.requests.clear()
+        writer = None
+        if inside:
+            await engine._notes.listen(folder / "notes")
+            _, writer = await asyncio.open_unix_connection(folder / "notes")
+            for _ in range(4):  # turns in which the engine accepts it
+                await asyncio.sleep(0)
+            assert engine._notes.are_read
+        for op in ops:
+            engine.submit(op)
+        ended = 0
+        async for events in engine.events():
+            ended += sum(isinstance(one, api.Finished) for one in events)
+            if ended == len(ops):
+                break
+        await engine.close()
+        if writer is not None:
+            writer.close()
+    return endpoint.requests
+
+
 @pytest.mark.parametrize("inside", [False, True])
 async def test_borders_are_filled_first_or_sent(tmp_path: Path, inside: bool) -> None:
     """Two of three siblings have more in common. A plain vLLM computes each beginning by a request,
     with one token more, before the prompts that have it. Our scheduler gets the borders, and the
     prompts at once."""
-    config = {"layer_types": ["conv", "full_attention"]}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    endpoint = Endpoint(answers)
-    endpoint.metrics = METRICS
-    async with endpoint.on(tmp_path / "e") as socket:
-        connect = EndpointConfig(url="http://e/v1", socket=socket)
-        engine = VLLMEngine(VLLMConfig(model=tmp_path, connect=connect))
-        await engine.start()
-        endpoint.requests.clear()
-        if inside:
-            await engine._notes.listen(tmp_path / "notes")
-            _, writer = await asyncio.open_unix_connection(tmp_path / "notes")
-            for _ in range(4):  # turns in which the engine accepts it
-                await asyncio.sleep(0)
-            assert engine._notes.are_read
-        for number, tokens in enumerate(SIBLINGS):
-            engine.submit(generate(f"s{number}", tokens))
-        ended = 0
-        async for events in engine.events():
-            ended += sum(isinstance(one, api.Finished) for one in events)
-            if ended == len(SIBLINGS):
-                break
-        await engine.close()
-    lengths = [len(one["prompt"]) for one in endpoint.requests]
-    told = {len(one["prompt"]): one.get("vllm_xargs") for one in endpoint.requests}
+    ops = [generate(f"s{at}", one) for at, one in enumerate(SIBLINGS)]
+    requests = await sent(tmp_path, inside, ops)
+    lengths = [len(one["prompt"]) for one in requests]
+    told = {len(one["prompt"]): one.get("vllm_xargs") for one in requests}
     if inside:
-        writer.close()
         assert sorted(lengths) == sorted(map(len, SIBLINGS))
         borders = {length: sent and sent["weftline_borders"] for length, sent in told.items()}
         assert borders == {len(DEEP) + 40: [240, 448], len(SHARED) + 40: [240]}
@@ -88,3 +99,24 @@ async def test_borders_are_filled_first_or_sent(tmp_path: Path, inside: bool) ->
         assert sorted(lengths) == sorted([241, 449, *map(len, SIBLINGS)])
         assert lengths[0] == 241 and lengths.index(449) < lengths.index(len(DEEP) + 40)
         assert set(told.values()) == {None}
+
+
+@pytest.mark.parametrize("inside", [False, True])
+async def test_a_first_prompt_keeps_the_state_where_others_are_likely_to_part(
+    tmp_path: Path, inside: bool
+) -> None:
+    """Our scheduler is told of four borders at most. A plain vLLM computes the beginning before the
+    likeliest one by a request. The next prompt, whose beginning is known, has no such request."""
+    likely = (500, 250, 900, 700, 1100, 255)
+    first, second = (*range(1200), 1), (*range(1150), 2)
+    ops = [generate("first", first, *likely), generate("alone", first[-100:], 50)]
+    requests = await sent(tmp_path, inside, ops)
+    told = [(len(one["prompt"]), one.get("vllm_xargs")) for one in requests]
+    if inside:
+        borders = {length: xargs["weftline_borders"] for length, xargs in told if xargs}
+        assert borders == {len(first): [240, 496, 688, 896], 100: []}
+        return
+    assert sorted(told) == [(100, None), (497, None), (len(first), None)]
+    assert told.index((497, None)) < told.index((len(first), None))
+    later = await sent(tmp_path, inside, [generate("first", first), generate("next", second, 500)])
+    assert 497 not in [len(one["prompt"]) for one in later]

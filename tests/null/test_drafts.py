@@ -326,7 +326,7 @@ def test_a_sibling_s_output_is_drafted_from() -> None:
         if freed:
             desk.book.free("a.context")
         desk.rows.clear()
-        op = generate("b", [3, 4], references=("nothing", "a.context"))
+        op = generate("b", [3, 4], guesses=api.Guesses(references=("nothing", "a.context")))
         assert desk.run(op)["b"] == answer
         assert desk.usage("b").accepted_tokens == 9
         assert desk.rows == [2, 1, 10]
@@ -386,7 +386,7 @@ def test_drafts_change_no_output(seed: int) -> None:
                 f"op{i}",
                 prompt,
                 sampling={"max_tokens": length, "ignore_eos": True},
-                references=tuple(f"op{j}.context" for j in range(i)),
+                guesses=api.Guesses(references=tuple(f"op{j}.context" for j in range(i))),
             )
         )
     if chance.random() < 0.5:

@@ -95,6 +95,23 @@ def test_a_generate_names_its_slot_and_our_order_of_samplers() -> None:
     }
 
 
+def test_states_are_asked_for_where_a_text_begins() -> None:
+    """llama-server keeps one where a message of the user begins, and such a text begins one."""
+    told = [{"role": "user", "delimiter": "one"}, {"role": "user", "delimiter": "two"}]
+    op = api.Op(id="o", kind="generate", context="o", sampling=api.SamplingParams(max_tokens=1))
+    seat = Seat(SlotCall("o", (1, 2), "", fills=False), 3, 0)
+    found, _, _ = slot_requests.generate(op, (1, 2), seat, 8, ["one", "two"])
+    assert found["message_delimiters"] == told
+    assert slot_requests.fill((1, 2), 3, delimiters=["one", "two"]) == {
+        "prompt": [1, 2],
+        "n_predict": 0,
+        "id_slot": 3,
+        "cache_prompt": True,
+        "return_tokens": True,
+        "message_delimiters": told,
+    }
+
+
 def test_bans_and_probabilities() -> None:
     """A bias of -100 is a ban. Even without alternatives one probability is asked for."""
     found, _, _ = body(temperature=0, logit_bias=((5, -100.0), (6, 2.5)), logprobs=0)

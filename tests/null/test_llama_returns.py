@@ -37,7 +37,7 @@ def test_conversations_beyond_the_slots_compute_only_what_is_new(cut: StateCut) 
     for turn in range(3):
         for chat, before in said.items():
             said[chat] = (*before, *range(1000 * turn, 1000 * turn + 200))
-            seat = desk.run(said[chat], border=710)
+            seat = desk.run(said[chat], borders=(710,))
             desk.book.contexts.free(seat.call.op)
             desk.told()
             assert turn == 0 or seat.found == len(before) - 1

@@ -14,7 +14,7 @@ from weftline_engine import api
 from weftline_engine.remote.common_tokens import common
 from weftline_engine.remote.llamacpp.answer_pace import AnswerPace
 from weftline_engine.remote.llamacpp.files import SavedFiles
-from weftline_engine.remote.llamacpp.slots import LEAST_COPY, Seat, SlotBook
+from weftline_engine.remote.llamacpp.slots import BORDER_SHARE, LEAST_COPY, Seat, SlotBook
 from weftline_engine.remote.llamacpp.state_cut import StateCut, after_prompt, cut_of
 
 
@@ -229,11 +229,59 @@ def test_a_kept_context_is_written_rather_than_lost() -> None:
 def test_a_recurrent_state_is_kept_where_a_first_call_is_likely_to_part() -> None:
     """The prompt is filled up to there. The next one begins there, and is filled no further."""
     desk = bench(2, cut=StateCut.KEPT)
-    first = desk.run((*SHARED, 1, 2, 3), border=len(SHARED))
+    first = desk.run((*SHARED, 1, 2, 3), borders=(len(SHARED),))
     assert (desk.seats[0].call.tokens, first.found) == (SHARED, len(SHARED))
     assert first.save is not None and first.save.tokens == SHARED
-    assert desk.run((*SHARED, 4, 5, 6), border=len(SHARED)).found == len(SHARED)
+    assert desk.run((*SHARED, 4, 5, 6), borders=(len(SHARED),)).found == len(SHARED)
     assert len(desk.seats) == 3
+
+
+def test_a_state_is_kept_before_the_borders_of_a_prompt() -> None:
+    """A prompt that parts there begins there. When the slot is taken, a file ends at the last one,
+    and the next prompt that parts there is read from it."""
+    begin, middle, end = (times * LEAST_COPY for times in (1, 3, 5))
+    tokens = tuple(range(end + 40))
+    borders = (begin, end, middle, middle - 10)
+    for cut in (StateCut.KEPT, StateCut.IN_SLOTS):
+        desk = bench(1, cut=cut, keeps_stops=True)
+        first = desk.run(tokens, borders=borders)
+        assert (first.found, first.call.stops) == (begin, (middle - 1, end - 1))
+        parts = (*tokens[:middle], *range(5000, 5000 + end))
+        seat = desk.run(parts)
+        assert seat.found == (middle - 1 if cut is StateCut.KEPT else middle)
+        assert [len(one.tokens) for one in seat.borders] == [end + 40 - 3, end]
+        again = desk.run((*tokens[:end], 6, 6), borders=borders)
+        assert again.restore in seat.borders and again.found == end
+    assert bench(1, cut=StateCut.KEPT).run(tokens, borders=borders).call.stops == ()
+    assert bench(1, keeps_stops=True).run(tokens, borders=borders).call.stops == ()
+
+
+def test_a_file_for_other_prompts_is_a_small_part_of_all() -> None:
+    desk = bench(1, cut=StateCut.KEPT, keeps_stops=True)
+    long = int(BORDER_SHARE * 10_000) + 2
+    desk.run(SHARED)
+    desk.run((*SHARED, *range(long)), borders=(long,))
+    seat = desk.run((9, *SHARED))
+    assert [len(one.tokens) for one in seat.borders] == [len(SHARED) + long - 3]
+
+
+def test_a_llama_server_that_keeps_no_stops_is_believed_at_the_third_miss() -> None:
+    """It may be older than the field, or keep fewer. A hit in between begins the count anew."""
+    desk = bench(1, copies=False, cut=StateCut.KEPT, keeps_stops=True)
+    border = len(SHARED)
+
+    def seat() -> Seat:
+        return desk.run((*SHARED, *[desk.names] * 600), borders=(border,))
+
+    assert seat().call.stops == (border - 1,)
+    said = []
+    for cached in (0, 0, border - LEAST_COPY, 0, border - LEAST_COPY - 1, 0):
+        found = seat()
+        assert found.at_stop and found.found == border - 1
+        said.append(desk.book.learn(found, cached))
+    assert not any(said[:-1]) and "message_delimiters" in said[-1]
+    found = seat()
+    assert (found.at_stop, found.found, found.call.stops) == (False, 0, ())
 
 
 def test_a_recurrent_state_is_continued_at_its_end_or_at_a_checkpoint() -> None:
@@ -259,7 +307,7 @@ def test_a_recurrent_slot_is_written_at_its_end_and_at_its_checkpoint() -> None:
         desk.run(SHARED)
         seat = desk.run((9, *SHARED))
         assert seat.save is not None and seat.save.tokens == (*SHARED, 7)
-        assert seat.border is not None and seat.border.tokens == SHARED[:-3]
+        assert [one.tokens for one in seat.borders] == [SHARED[:-3]]
         seat = desk.run((*SHARED, *more))
         assert seat.restore is not None and seat.found == found
 
@@ -331,8 +379,8 @@ def test_a_book_learns_where_a_models_states_can_be_cut() -> None:
     desk.run(SHARED)
     seat = desk.run((*SHARED[:-10], 5))
     assert seat.found == len(SHARED) - 10
-    assert desk.book.learn(seat, seat.found) is None
-    assert desk.book.learn(seat, 0) is StateCut.KEPT
+    assert desk.book.learn(seat, seat.found) == ""
+    assert StateCut.KEPT.value in desk.book.learn(seat, 0)
     desk.run((*SHARED[:-20], 5))
     assert (desk.seats[2].call.op, desk.seats[2].found) == ("", 0)
     assert desk.book.copies
@@ -341,7 +389,7 @@ def test_a_book_learns_where_a_models_states_can_be_cut() -> None:
     desk.run((5, 6))
     seat = desk.run((*SHARED, 7, 9))
     assert seat.restore is not None
-    assert desk.book.learn(seat, 0) is StateCut.WINDOWS
+    assert StateCut.WINDOWS.value in desk.book.learn(seat, 0)
     assert not desk.book.copies
     assert desk.run((5, 6, 8)).save is None
 
@@ -383,7 +431,8 @@ def test_a_files_settings_say_where_states_can_be_cut(
         ((100, 996), 500, 2000, (100, 1484, 1996)),
         ((), 500, 1016, (500, 1012)),
         ((), 1000, 1002, (1000,)),
-        (tuple(range(0, 320, 10)), 400, 800, (*range(20, 320, 10), 400, 796)),
+        (tuple(range(0, 320, 10)), 400, 800, (0, *range(40, 320, 10), 400, 796)),
+        (tuple(range(0, 6400, 200)), 6400, 6800, (*range(400, 6400, 200), 6400, 6796)),
     ],
 )
 def test_the_checkpoints_after_a_prompt(
@@ -441,10 +490,10 @@ class Machine:
             assert seat.fresh or seat.restore or salt == seat.call.salt or not tokens
             if seat.save is not None:
                 self.files[seat.save.name] = tokens
-            if seat.border is not None:
+            for border in seat.borders:
                 assert self.cut.fills_first
-                assert tokens[: len(seat.border.tokens)] == seat.border.tokens
-                self.files[seat.border.name] = seat.border.tokens
+                assert tokens[: len(border.tokens)] == border.tokens
+                self.files[border.name] = border.tokens
             if seat.restore is not None:
                 tokens, salt = self.files[seat.restore.name], seat.call.salt
                 assert self.cut is StateCut.ANYWHERE or seat.found == len(tokens)
@@ -453,7 +502,11 @@ class Machine:
 
     def submit(self, which: int, tail: int) -> None:
         tokens = (*SHARED[: LEAST_COPY * (which % 3)], *range(tail + 1), which)
-        self.names.append(self.desk.submit(tokens, salt="ab"[which % 2], fills=tail == 3))
+        shared = len(tokens) - tail - 2
+        call = self.desk.submit(
+            tokens, salt="ab"[which % 2], fills=tail == 3, borders=(LEAST_COPY, shared)
+        )
+        self.names.append(call)
 
     def end(self, which: int, tail: int) -> None:
         if self.running:
@@ -464,7 +517,7 @@ class Machine:
             if seat.call.op:
                 self.desk.end(seat, output)
             else:
-                self.desk.book.release(seat, seat.call.tokens)
+                self.desk.book.release(seat, seat.call.tokens, computed=True)
 
     def fail(self, which: int, tail: int) -> None:
         if self.running:
@@ -505,7 +558,7 @@ def test_every_call_gets_a_slot(
     moves: list[tuple[str, int, int]], slots: int, copies: bool, cut: StateCut
 ) -> None:
     """A slot runs one call at a time, holds what is said of it, and no call waits for ever."""
-    machine = Machine(bench(slots, copies, cut), cut)
+    machine = Machine(bench(slots, copies, cut, keeps_stops=True), cut)
     for move, which, tail in moves:
         getattr(machine, move)(which, tail)
         machine.take()

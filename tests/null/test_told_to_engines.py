@@ -323,7 +323,9 @@ def test_an_engine_that_drafts_is_told_what_ran_before(
     contexts = [op.context for op in ops]
     assert len(ops) == 10
     for i, op in enumerate(ops):
-        assert op.references == (tuple(reversed(contexts[max(0, i - 8) : i])) if drafts else ())
+        assert op.guesses.references == (
+            tuple(reversed(contexts[max(0, i - 8) : i])) if drafts else ()
+        )
 
 
 class Noting(NullEngine):

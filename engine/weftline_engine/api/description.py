@@ -112,7 +112,8 @@ class Description:
     that models see, the effects, the most seconds of a call, and whether the tool reads its call in
     parts.
 
-    An engine that `is_shared` may serve several servers. It reports what the others have on it.
+    An engine that `is_shared` may serve several servers. It reports what the others have on it. An
+    engine whose model's state is kept at few places `wants_borders`, to keep it where prompts part.
     """
 
     model: str
@@ -141,6 +142,7 @@ class Description:
     kv_costs: KvCosts | None = None
     tools: tuple[Mapping[str, object], ...] = ()
     is_shared: bool = False
+    wants_borders: bool = False
 
     def efficient_items(self, kind: str) -> int:
         """The smallest batch size whose items a second are near the best (Teola section 4.3).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from enum import StrEnum
 from typing import Any, TypeAlias
 
@@ -207,6 +207,25 @@ class Chat:
 
 
 @record
+class Guesses:
+    """What the server expects of an op's tokens. The op's result does not depend on it.
+
+    `references` name contexts of the same salt whose tokens the output may repeat, such as those of
+    calls with the same template. An engine that announces `drafts` may take guesses from at most
+    MOST_REFERENCES of them. Other prompts are likely to part from this one behind so many of its
+    tokens as `borders` say, the likeliest first. Engines that announce `wants_borders` get them.
+    """
+
+    references: tuple[str, ...] = ()
+    borders: tuple[int, ...] = ()
+
+    def moved(self, tokens: int) -> Guesses:
+        """The same guesses where so many more tokens stand before the op's own."""
+        borders = (one + tokens for one in self.borders)
+        return replace(self, borders=tuple(one for one in borders if one > 0))
+
+
+@record
 class Op:
     """One attempt of a primitive. It makes `context` from `parent` (None: the empty context) and
     the payload. The server chooses the ids of contexts, which are valid for one incarnation of the
@@ -221,10 +240,6 @@ class Op:
     reports the results of items as soon as they are computed, and Finished has no value. The
     results of the first `delivered` items are known from an earlier attempt, so the engine does not
     compute them again.
-
-    `references` name contexts of the same salt whose tokens the output may repeat, such as those of
-    calls with the same template. An engine that announces `drafts` may take guesses from at most
-    MOST_REFERENCES of them. The output does not depend on them.
     """
 
     id: str
@@ -241,5 +256,16 @@ class Op:
     open: bool = False
     streams: bool = False
     delivered: int = 0
-    references: tuple[str, ...] = ()
+    guesses: Guesses = field(default_factory=Guesses)
     hints: Hints = field(default_factory=Hints)
+
+    def continuing(self, parent: str, tokens: int) -> Op:
+        """The same op behind a context that has the first `tokens` of its own."""
+        assert self.tokens is not None, "only tokens continue a context"
+        guesses = self.guesses.moved(-tokens)
+        return replace(self, parent=parent, tokens=self.tokens[tokens:], guesses=guesses)
+
+    def behind(self, tokens: tuple[int, ...]) -> Op:
+        """The same op with the tokens of its parent before its own."""
+        guesses = self.guesses.moved(len(tokens))
+        return replace(self, tokens=(*tokens, *(self.tokens or ())), guesses=guesses)

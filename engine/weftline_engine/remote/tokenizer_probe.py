@@ -16,9 +16,13 @@ log = logging.getLogger("weftline.engines")
 PROBE = "Hello, world! It's 12345 o'clock.\n\n  def f(x):\n\treturn x**2  # naïve 你好 🙂\n"
 
 
-def own_ids(directory: Path) -> tuple[int, ...]:
-    """The ids that the tokenizer in a directory gives the probe."""
-    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+def tokenizer_in(directory: Path) -> Tokenizer:
+    """The tokenizer of a model's directory."""
+    return Tokenizer.from_file(str(directory / "tokenizer.json"))
+
+
+def probe_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The ids that a tokenizer gives the probe."""
     return tuple(tokenizer.encode(PROBE, add_special_tokens=False).ids)
 
 
@@ -32,7 +36,7 @@ async def check_tokenizer(root: Endpoint, model: str, directory: Path) -> None:
             root.config.url,
             directory.name,
         )
-    elif told != await asyncio.to_thread(own_ids, directory):
+    elif told != await asyncio.to_thread(lambda: probe_ids(tokenizer_in(directory))):
         raise EndpointError(
             "UnknownModel",
             f"the tokenizer of {directory.name!r} is not that of {model!r}, which the endpoint "

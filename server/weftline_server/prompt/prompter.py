@@ -31,6 +31,7 @@ from weftline_server.prompt.chat import (
     write_calls,
 )
 from weftline_server.prompt.memo import Memo
+from weftline_server.prompt.prompt_borders import borders
 from weftline_server.prompt.render import PromptBefore, RenderedMessage
 from weftline_server.prompt.template_roles import EVERYTHING, probed
 from weftline_server.prompt.template_thoughts import (
@@ -76,13 +77,14 @@ _BARE = (Tool(function=Function(name="probe", parameters={"type": "object"})),)
 class Payload:
     """The content of an op: token ids, or text or a chat for an engine without a tokenizer.
 
-    An op without a prompt carries JSON values as `inputs`.
+    An op without a prompt carries JSON values as `inputs`. `borders` are those of `Guesses`.
     """
 
     tokens: tuple[int, ...] | None
     text: str | None
     chat: Chat | None = field(default=None, hash=False)
     inputs: Mapping[str, object] = field(default_factory=dict, hash=False)
+    borders: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:
@@ -103,13 +105,13 @@ class Prompter:
         self._template = None if template is None else _compiled(template, description.model)
         self._alphabet = None
         self.special: frozenset[int] = frozenset()
-        self._borders: frozenset[int] = frozenset()  # tokens that end the words beside them
+        self._fences: frozenset[int] = frozenset()  # tokens that end the words beside them
         self._added: tuple[str, ...] = ()  # their texts
         self._stands: dict[int, bool] = {}  # of the tokens that were asked for: see `_is_final`
         if path and not isinstance(self.tokenizer, WordTokenizer | None):
             added = self.tokenizer.get_added_tokens_decoder()
             self.special = frozenset(id for id, token in added.items() if token.special)
-            self._borders = frozenset(added)
+            self._fences = frozenset(added)
             self._added = tuple(token.content for token in added.values() if token.content)
             if b'"ByteLevel"' in Path(path).read_bytes():
                 self._alphabet = _byte_alphabet()
@@ -189,11 +191,14 @@ class Prompter:
         text = self.text(prompt)
         # A chat template writes its own special tokens. Plain text gets the tokenizer's (BOS).
         plain = special and prompt.messages is None
-        ids = self._encode(text, plain).ids
+        encoding = self._encode(text, plain)
         begin = self.tokenizer.token_to_id(self.description.bos_token)
-        if not ids and begin is not None and special:
-            ids = [begin]  # an output at the very start needs a token to follow
-        return Payload(tuple(ids), None)
+        if not encoding.ids and begin is not None and special:
+            return Payload((begin,), None)  # an output at the very start needs a token to follow
+        found: tuple[int, ...] = ()
+        if self.description.wants_borders:
+            found = borders(prompt, text, encoding.offsets)
+        return Payload(tuple(encoding.ids), None, borders=found)
 
     def decoded(self, tokens: Sequence[int], param: str) -> str:
         """Return the text of ids that a client sent, with special tokens in words. Raises
@@ -283,11 +288,11 @@ class Prompter:
         those up to the start of a word once UNSTABLE_CHARS more characters are known. The caller
         must still compare them with the ids of the whole prompt.
         """
-        encoding, borders = self._encode(known, plain), self._borders
+        encoding, fences = self._encode(known, plain), self._fences
         ids = encoding.ids
         last = len(known) - UNSTABLE_CHARS
         for index in range(len(ids), 0, -1):
-            if ids[index - 1] in borders and self._is_final(ids[index - 1]):
+            if ids[index - 1] in fences and self._is_final(ids[index - 1]):
                 return tuple(ids[:index])
             if index == len(ids):
                 continue
@@ -295,7 +300,7 @@ class Prompter:
             if not 0 < start <= last:
                 continue
             beside = known[start - 1 : start + 1]
-            if any(map(str.isspace, beside)) or not borders.isdisjoint(ids[index - 1 : index + 1]):
+            if any(map(str.isspace, beside)) or not fences.isdisjoint(ids[index - 1 : index + 1]):
                 return tuple(ids[:index])
         return ()
 

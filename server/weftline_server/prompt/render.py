@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
+from itertools import accumulate
 from typing import Any
 
 from weftline.contract.calls import TemplateWord
@@ -17,7 +18,10 @@ from weftline_engine.api.record import short_record
 
 @short_record
 class RenderedMessage:
-    """A chat message whose content is rendered text. `thoughts` are those of the assistant."""
+    """A chat message whose content is rendered text. `thoughts` are those of the assistant.
+
+    `seams` are the numbers of characters of the content behind which an input begins or ends.
+    """
 
     role: str
     content: str
@@ -25,6 +29,7 @@ class RenderedMessage:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     thoughts: str = ""
+    seams: tuple[int, ...] = ()
 
 
 @short_record
@@ -43,9 +48,9 @@ NO_OFFER = ToolOffer()
 class PromptBefore:
     """The prompt before one output: `text`, or if there are `messages`, these and the tools.
 
-    `words` are further variables of the chat template. `begun` is the beginning of the message
-    that the output continues. `tokens` are those of the text, if the client has sent tokens.
-    An engine that renders chats itself gets the `offer` of the request.
+    `seams` are those of the text. `words` are further variables of the chat template. `begun` is
+    the beginning of the message that the output continues. `tokens` are those of the text, if the
+    client has sent tokens. An engine that renders chats itself gets the `offer` of the request.
     """
 
     text: str
@@ -55,6 +60,7 @@ class PromptBefore:
     begun: str = ""
     tokens: tuple[int, ...] = ()
     offer: ToolOffer = NO_OFFER
+    seams: tuple[int, ...] = ()
 
     @property
     def chars(self) -> int:
@@ -99,6 +105,7 @@ def render(call: Call, output: Placeholder, texts: Mapping[str, str]) -> PromptB
     chat = Message in map(type, call.prompt)
     turns: list[RenderedMessage] = []
     text: list[str] = []
+    segments: list[Segment] = []
     tokens: tuple[int, ...] = ()
     begun = ""
     for item in call.prompt:
@@ -115,6 +122,7 @@ def render(call: Call, output: Placeholder, texts: Mapping[str, str]) -> PromptB
                     item.tool_calls,
                     item.tool_call_id,
                     item.reasoning_content or "",
+                    _seams(item.content, text_of),
                 )
             )
         elif item.output == output.name:
@@ -123,6 +131,7 @@ def render(call: Call, output: Placeholder, texts: Mapping[str, str]) -> PromptB
             turns += turns_of(text_of(item), item.input or "")
         else:
             text.append(text_of(item))
+            segments.append(item)
             tokens = item.tokens
     messages = tuple(turns) if chat else None
     return PromptBefore(
@@ -133,7 +142,15 @@ def render(call: Call, output: Placeholder, texts: Mapping[str, str]) -> PromptB
         begun,
         tokens,
         ToolOffer(call.tools, call.tool_choice, call.parallel_tool_calls),
+        _seams(segments, text_of),
     )
+
+
+def _seams(segments: Sequence[Segment], text_of: Callable[[Segment], str]) -> tuple[int, ...]:
+    """Where the template's own text meets that of an input, in characters."""
+    if len(segments) < 2:
+        return ()
+    return tuple(accumulate(len(text_of(segment)) for segment in segments[:-1]))
 
 
 def turns_of(text: str, param: str) -> list[RenderedMessage]:

@@ -115,7 +115,7 @@ class PromptRunner(Runner):
             sampling=sampling,
             salt=salt,
             open=attempt.is_open,
-            references=references(session, primitive) if prompter.description.drafts else (),
+            guesses=guesses(session, primitive, payload, prompter.description),
             hints=advice,
         )
         queued = queued_at(session, primitive, attempt, now)
@@ -230,6 +230,14 @@ class PromptRunner(Runner):
         except WeftlineError as error:
             return Transformed(None, error, time.perf_counter() - began)
         return Transformed(value, None, time.perf_counter() - began)
+
+
+def guesses(
+    session: ServerSession, primitive: Primitive, payload: Payload, engine: api.Description
+) -> api.Guesses:
+    """What the server guesses of a prompt's tokens, for engines with this description."""
+    contexts = references(session, primitive) if engine.drafts else ()
+    return api.Guesses(references=contexts, borders=payload.borders)
 
 
 def references(session: ServerSession, primitive: Primitive) -> tuple[str, ...]:

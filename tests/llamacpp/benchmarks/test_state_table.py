@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from bench.micro.states import Tokens, cell, ideal, template, tokenizer_of
+from bench.micro.states import OVER_PLAIN, Tokens, cell, ideal, template, tokenizer_of
 from tests.llamacpp.random_ggufs import FAMILIES, gguf_of
 
 AGENT = "agent of 30 turns"
-PROGRAMS = ("6 chats of 3 turns", "two borders", AGENT)
+PROGRAMS = ("6 chats of 3 turns", "two borders", "RAG, documents in other order", AGENT)
+# With it llama-server keeps windows alone, and no file of a slot can be continued.
+WINDOWS = "--cache-ram 8192"
 HIT_SHARE = 0.95
 
 
@@ -42,3 +44,13 @@ def test_programs_compute_no_more_than_llama_server_alone(
     assert [one for one in cells if not one.within] == []
     [agent] = [one for one in cells if one.program == AGENT]
     assert agent.hit_share >= HIT_SHARE
+
+
+def test_windows_cost_no_more_than_with_llama_server_alone(
+    smollm2_directory: Path, tmp_path: Path
+) -> None:
+    """Without files, each slot keeps the states where prompts part."""
+    file = gguf_of(FAMILIES["Gemma 3"](), smollm2_directory, tmp_path, template())
+    words = tokenizer_of(smollm2_directory)
+    shared = cell("Gemma 3", "shared system prompt, 2 x 4", file, words, WINDOWS)
+    assert shared.weftline <= OVER_PLAIN * shared.plain

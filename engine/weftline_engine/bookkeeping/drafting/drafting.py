@@ -88,7 +88,7 @@ class Drafting:
         """Begin to draft for an op, whose `tokens` are its prompt and its output so far."""
         references = [
             found[-MOST_OF_REFERENCE:]
-            for name in op.references[:MOST_REFERENCES]
+            for name in op.guesses.references[:MOST_REFERENCES]
             if (found := self._tokens_of(name, op.salt)) is not None
         ]
         if (last := self._remembered.get(_form(op))) is not None:

@@ -9,33 +9,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from weftline_engine import api
 from weftline_engine.own.model_texts import tokenizer_texts
 from weftline_engine.remote.llamacpp import slot_requests
 from weftline_engine.remote.llamacpp.config import LlamaServerConfig
+from weftline_engine.remote.llamacpp.delimiters import Delimiters
 from weftline_engine.remote.llamacpp.files import SavedState
 from weftline_engine.remote.llamacpp.llama_child import LlamaChild
 from weftline_engine.remote.llamacpp.llama_program import too_old
 from weftline_engine.remote.llamacpp.slot_requests import Properties
 from weftline_engine.remote.llamacpp.slots import Seat, SlotBook, SlotCall
-from weftline_engine.remote.llamacpp.turn_marks import (
-    before_messages,
-    begin_of_last,
-    common_end,
-    probe,
-)
+from weftline_engine.remote.llamacpp.state_cut import StateCut
 from weftline_engine.remote.openai.endpoint import Endpoint, EndpointConfig, EndpointError
 from weftline_engine.remote.openai.engine import served
 from weftline_engine.remote.openai.remote import AnswerPiece, RemoteEngine, TokenCounts
 from weftline_engine.remote.openai.scheduling import EndpointScheduler, headers
-from weftline_engine.remote.tokenizer_probe import PROBE, own_ids
+from weftline_engine.remote.tokenizer_probe import PROBE, probe_ids, tokenizer_in
 
 log = logging.getLogger("weftline.llamacpp")
 
@@ -64,7 +62,7 @@ class LlamaEngine(RemoteEngine):
         self._least_early: int | None = FILL_TOKENS
         self._looks = False
         self._limit = 0
-        self._mark: tuple[int, ...] = ()  # before a message of the user, if prompts have borders
+        self._delimiters: Delimiters | None = None  # if states are kept at borders
 
     async def start(self) -> api.Description:
         """Start llama-server, or connect to a running one. Raises EngineDied."""
@@ -83,13 +81,14 @@ class LlamaEngine(RemoteEngine):
             saves = self._child is not None or await self._saves_slots()
             if self._config.served is not None:
                 await served(self._endpoint, self._config.served, "/v1/models")
-            words = self._config.words if await self._reads_alike(self._config.words) else None
-            if self._config.cut.fills_first:
-                self._mark = await self._user_mark()
+            tokenizer = await self._tokenizer()
         except EndpointError as error:
             await self.close()
             raise api.EngineDied(f"the engine did not start: {error}") from error
+        words = None if tokenizer is None else self._config.words
         self._pauses = words is not None
+        if tokenizer is not None and self._child is not None:
+            self._delimiters = Delimiters(tokenizer)
         self._limit = min(found.context, self._config.context or found.context)
         total = found.slots * found.context
         self._book = SlotBook(
@@ -97,6 +96,7 @@ class LlamaEngine(RemoteEngine):
             most_saved=total if saves else 0,
             known=self._child is not None,
             cut=self._config.cut,
+            keeps_stops=self._delimiters is not None,
         )
         if not self._config.cut.copies:
             log.warning(
@@ -117,7 +117,8 @@ class LlamaEngine(RemoteEngine):
         if op.kind not in (api.Kind.FILL, api.Kind.GENERATE):
             self._refuse(op, "InvalidRequest", f"this engine runs no ops of kind {op.kind}")
             return
-        tokens = (*before, *(op.tokens or ()))
+        op = op.behind(before)
+        tokens = op.tokens or ()
         if not self._has_room(tokens):
             self._refuse(op, "ContextTooLong", self._too_long(tokens))
             return
@@ -131,7 +132,7 @@ class LlamaEngine(RemoteEngine):
             hints=op.hints,
             open=op.open,
             left=0 if op.sampling is None else op.sampling.max_tokens,
-            border=begin_of_last(tokens, self._mark),
+            borders=op.guesses.borders,
         )
         super().submit(op)
 
@@ -210,28 +211,18 @@ class LlamaEngine(RemoteEngine):
             return False
         return True
 
-    async def _reads_alike(self, words: Path | None) -> bool:
-        """Whether our tokenizer and llama-server's give the same ids."""
-        if words is None:
-            return False
-        if own_ids(words) == await self._tokenize(PROBE, special=False):
-            return True
+    async def _tokenizer(self) -> Tokenizer | None:
+        """Our tokenizer, if it gives the ids that llama-server's gives."""
+        if self._config.words is None:
+            return None
+        tokenizer = tokenizer_in(self._config.words)
+        if probe_ids(tokenizer) == await self._tokenize(PROBE, special=False):
+            return tokenizer
         log.warning(
             "the tokenizer that was read from the GGUF file differs from llama-server's, which is "
             "used: prompts are sent as text"
         )
-        return False
-
-    async def _user_mark(self) -> tuple[int, ...]:
-        """What the chat template writes before a message of the user. Empty if it has no such
-        place, or cannot write the probe."""
-        try:
-            answer = await self.endpoint.post("/apply-template", probe())
-        except EndpointError as error:
-            log.info("where messages of the user begin is not known: %s", error)
-            return ()
-        texts = before_messages(str(answer.get("prompt")))
-        return common_end(*[await self._tokenize(text, special=False) for text in texts])
+        return None
 
     def _description(self, found: Properties, words: Path | None) -> api.Description:
         texts = {
@@ -252,6 +243,7 @@ class LlamaEngine(RemoteEngine):
             max_running=found.slots,
             vocabulary=found.vocabulary,
             fill_tokens=FILL_TOKENS,
+            wants_borders=words is not None and self._config.cut is not StateCut.ANYWHERE,
             capabilities=capabilities(child=self._child is not None, tokens=words is not None),
             constraints=slot_requests.CONSTRAINTS,
         )
@@ -284,8 +276,8 @@ class LlamaEngine(RemoteEngine):
     def _assign(self) -> None:
         self._looks = False
         while (seat := self._book.next(self._least_early)) is not None:
-            if seat.save is not None or seat.border is not None:
-                self._write(seat.slot, seat.save, seat.border)
+            if seat.save is not None or seat.borders:
+                self._write(seat.slot, seat.save, seat.borders)
             wait = self._waits.get(seat.call.op)
             if not seat.call.op:
                 task = asyncio.create_task(self._fill(seat))
@@ -315,12 +307,8 @@ class LlamaEngine(RemoteEngine):
         self._look()
 
     def _learn(self, seat: Seat, cached: int) -> None:
-        if (cut := self._book.learn(seat, cached)) is not None:
-            log.warning(
-                "llama-server computed a prompt again that its slot held: this model's states can "
-                "be cut %s. Prompts that part elsewhere are computed whole",
-                cut.value,
-            )
+        if lesson := self._book.learn(seat, cached):
+            log.warning("%s", lesson)
 
     def _abandon(self, seat: Seat) -> None:
         """The call was cancelled before it began."""
@@ -332,7 +320,6 @@ class LlamaEngine(RemoteEngine):
         call = self._calls[op.id]
         if op.text is not None:
             call.tokens = await self._tokenize(op.text, special=op.chat is None)
-            call.border = begin_of_last(call.tokens, self._mark)
             if not self._has_room(call.tokens):
                 raise EndpointError("ContextTooLong", self._too_long(call.tokens))
         seat = await self._seat(call)
@@ -399,11 +386,13 @@ class LlamaEngine(RemoteEngine):
             return replace(seat, restore=None)
         return replace(seat, found=0, restore=None, fresh=True)
 
-    def _write(self, slot: int, saved: SavedState | None, border: SavedState | None = None) -> None:
-        """Write a slot to `saved`, then as far as `border` goes to that file."""
-        task = asyncio.create_task(self._written(slot, saved, border))
+    def _write(
+        self, slot: int, saved: SavedState | None, borders: Sequence[SavedState] = ()
+    ) -> None:
+        """Write a slot to `saved`, then as far as each of `borders` goes to that file."""
+        task = asyncio.create_task(self._written(slot, saved, borders))
         keys: list[int | str] = [slot]
-        keys += (one.name for one in (saved, border) if one is not None)
+        keys += (one.name for one in (saved, *borders) if one is not None)
         for key in keys:
             self._writes[key] = task
             task.add_done_callback(partial(self._forget_write, key))
@@ -413,14 +402,14 @@ class LlamaEngine(RemoteEngine):
             del self._writes[key]
 
     async def _written(
-        self, slot: int, saved: SavedState | None, border: SavedState | None
+        self, slot: int, saved: SavedState | None, borders: Sequence[SavedState]
     ) -> None:
-        lost = [one for one in (saved, border) if one is not None]
+        lost = [one for one in (saved, *borders) if one is not None]
         try:
             if saved is not None:
                 await self._save(slot, saved)
                 self._book.done(lost.pop(0))
-            if border is not None:
+            for border in borders:
                 await self.endpoint.post("/completion", slot_requests.fill(border.tokens, slot))
                 await self._save(slot, border)
                 self._book.done(lost.pop(0))
@@ -452,17 +441,25 @@ class LlamaEngine(RemoteEngine):
             self._leave(seat, held, computed=computed)
 
     async def _filled(self, seat: Seat) -> slot_requests.SlotEvent:
-        return slot_requests.read(
-            await self.endpoint.post(
-                "/completion", slot_requests.fill(seat.call.tokens, seat.slot, fresh=seat.fresh)
-            )
-        )
+        call, texts = seat.call, self._stop_texts(seat.call)
+        body = slot_requests.fill(call.tokens, seat.slot, fresh=seat.fresh, delimiters=texts)
+        return slot_requests.read(await self.endpoint.post("/completion", body))
+
+    def _stop_texts(self, call: SlotCall) -> list[str]:
+        """The texts that stand at the stops of a call. Its stops are then where these texts are."""
+        if self._delimiters is None or not call.stops:
+            return []
+        found = (self._delimiters.at(call.tokens, stop) for stop in call.stops)
+        texts = dict(one for one in found if one is not None)
+        call.stops = tuple(texts)
+        return list(texts.values())
 
     async def _generated(
         self, op: api.Op, seat: Seat, made: list[int]
     ) -> AsyncIterator[tuple[AnswerPiece, slot_requests.SlotEvent]]:
         """The answer piece by piece. `made` grows by its tokens."""
-        body, begin, end = slot_requests.generate(op, seat.call.tokens, seat, self._limit)
+        texts = self._stop_texts(seat.call)
+        body, begin, end = slot_requests.generate(op, seat.call.tokens, seat, self._limit, texts)
         names = headers(EndpointScheduler.NONE, op)
         assert op.sampling is not None, "a generate has sampling parameters"
         ending = slot_requests.AnswerEnd(op.sampling, len(seat.call.tokens))

@@ -73,14 +73,24 @@ def _build(text: str) -> int | None:
     return int(digits) or None if digits.isascii() and digits.isdigit() else None
 
 
-def fill(tokens: Sequence[int], slot: int, *, fresh: bool = False) -> dict[str, Any]:
+def fill(
+    tokens: Sequence[int], slot: int, *, fresh: bool = False, delimiters: Sequence[str] = ()
+) -> dict[str, Any]:
     """The request that computes the tokens and generates nothing. A `fresh` one uses nothing of
-    what the slot holds."""
-    return {"prompt": list(tokens), "n_predict": 0, **_place(slot, fresh)}
+    what the slot holds. The state is kept where a text of `delimiters` begins."""
+    body = {"prompt": list(tokens), "n_predict": 0, **_place(slot, fresh)}
+    return body | _delimited(delimiters)
+
+
+def _delimited(texts: Sequence[str]) -> dict[str, Any]:
+    """llama-server keeps a state where a message of the user begins, and finds these messages by
+    what stands before them."""
+    found = [{"role": "user", "delimiter": text} for text in texts]
+    return {"message_delimiters": found} if found else {}
 
 
 def generate(
-    op: api.Op, tokens: Sequence[int], seat: Seat, limit: int
+    op: api.Op, tokens: Sequence[int], seat: Seat, limit: int, delimiters: Sequence[str] = ()
 ) -> tuple[dict[str, Any], str, str]:
     """The request of a generate, and the fixed texts before and after what it generates.
 
@@ -95,6 +105,7 @@ def generate(
         **_sampling(op.sampling, limit),
         **held,
         **_place(seat.slot, seat.fresh),
+        **_delimited(delimiters),
     }
     return body, begin, end
 

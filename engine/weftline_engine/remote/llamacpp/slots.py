@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from weftline_engine.api import Hints
 from weftline_engine.bookkeeping.schedule.sequence import Rank
 from weftline_engine.bookkeeping.schedule.step_order import rank, urgency
+from weftline_engine.remote.border_choice import chosen
 from weftline_engine.remote.common_tokens import common
 from weftline_engine.remote.llamacpp.answer_pace import AnswerPace
 from weftline_engine.remote.llamacpp.files import SavedFiles, SavedState
@@ -29,6 +30,12 @@ LEAST_COPY = 128
 # tokens of a model of 135M parameters took 55 to 82 ms, and computing them 7 s of one core. A GPU
 # computes faster, and copies as fast.
 COPY_SHARE = 0.05
+# States that are kept for the borders of one prompt. A slot keeps 32 in all; one may have 50 MB.
+MOST_STOPS = 8
+# After so many misses, one after another, llama-server is believed to keep none.
+MOST_MISSED = 3
+# A file for the prompts that begin like a slot's last one may take this share of all files.
+BORDER_SHARE = 1 / 8
 # Files for each slot: of contexts that have lost theirs, and of borders. The sum of their tokens is
 # bounded, too.
 FILES_PER_SLOT = 8
@@ -40,10 +47,10 @@ class SlotCall:
 
     `fills` says that it generates nothing. A call without an `op` is the engine's own: it fills a
     beginning up to the border where prompts part, or a prompt that is not complete. `filled` counts
-    the tokens that such a fill has computed for this call. Other prompts are likely to part from
-    its tokens behind the first `border`. `left` are the tokens that the call may still generate.
-    `lost` are tokens that are computed again, because a state that was held cannot be cut behind
-    them.
+    the tokens that such a fill has computed for this call. `borders` are those of `api.Guesses`,
+    and the model's state is kept at `stops`. `left` are the tokens that the call may still
+    generate. `lost` are tokens that are computed again, because a state that was held cannot be cut
+    behind them.
     """
 
     op: str
@@ -56,7 +63,8 @@ class SlotCall:
     open: bool = False
     at_border: bool = False
     filled: int = 0
-    border: int = 0
+    borders: tuple[int, ...] = ()
+    stops: tuple[int, ...] = ()
     left: int = 0
     lost: int = 0
     rank: Rank = (False, 0.0, 0, 0.0, 0)
@@ -65,31 +73,34 @@ class SlotCall:
 @dataclass(eq=False, slots=True, kw_only=True)
 class LlamaSlot(HeldTokens):
     """A slot, and the call that it runs. `used` counts up with each call. A slot that ends at a
-    border of prompts is written before a call goes on there."""
+    border of prompts is written before a call goes on there. The state is kept at `stops` because
+    prompts are likely to part there."""
 
     number: int
     user: SlotCall | None = None
     used: int = 0
     is_border: bool = False
+    stops: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
     """A slot for a call, and what happens before the call runs there.
 
-    First the slot is written to the file `save`. Then the slot goes back to a checkpoint and is
-    written to the file `border`. Then the file `restore` is read into it. Then it holds the first
-    `found` tokens of the prompt. A `fresh` slot holds another tenant's tokens, which the call must
-    not use.
+    First the slot is written to the file `save`. Then the slot goes back to a checkpoint for each
+    of `borders`, and is written to that file. Then the file `restore` is read into it. Then it
+    holds the first `found` tokens of the prompt. A `fresh` slot holds another tenant's tokens,
+    which the call must not use. `at_stop` says that the state was kept there for such a call.
     """
 
     call: SlotCall
     slot: int
     found: int
     save: SavedState | None = None
-    border: SavedState | None = None
+    borders: tuple[SavedState, ...] = ()
     restore: SavedState | None = None
     fresh: bool = False
+    at_stop: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +119,7 @@ class SlotBook:
     """The slots, the calls that wait for one, and the contexts.
 
     `most_saved` is the number of tokens that files may hold; 0 where slots cannot be written. `cut`
-    says where the model's states can be cut.
+    says where the model's states can be cut. llama-server may keep them at the stops of calls.
     """
 
     def __init__(
@@ -118,6 +129,7 @@ class SlotBook:
         most_saved: int = 0,
         known: bool = True,
         cut: StateCut = StateCut.ANYWHERE,
+        keeps_stops: bool = False,
     ) -> None:
         salt = "" if known else None
         self._slots = [LlamaSlot(number=number, salt=salt, cut=cut) for number in range(slots)]
@@ -129,6 +141,8 @@ class SlotBook:
         self._clock = 0
         self._salt: str | None = None  # of the first call
         self._has_tenants = False
+        self._keeps_stops = keeps_stops and cut is not StateCut.ANYWHERE
+        self._missed = 0  # calls, one after another, that found no state at a stop
 
     @property
     def copies(self) -> bool:
@@ -166,12 +180,12 @@ class SlotBook:
             if call.open:
                 if least_early is None or len(call.tokens) - 1 - best < least_early:
                     continue
-                early = SlotCall("", call.tokens[:-1], call.salt, fills=True)
+                early = _part(call, len(call.tokens) - 1)
                 return self._sit(early, self._choose(early, idle), ())
             others = [one for one in calls if one is not call and one.salt == call.salt]
             shared = self._border_of(call, best) or self._shared(call, others)
             if self.copies and best + LEAST_COPY <= shared < len(call.tokens):
-                seed = SlotCall("", call.tokens[:shared], call.salt, fills=True, at_border=True)
+                seed = _part(call, shared, at_border=True)
                 choice = self._choose(seed, idle)
                 call.filled += shared - choice.found
                 call.lost = self._lost(call, choice.found)
@@ -197,30 +211,53 @@ class SlotBook:
         slot = self._slots[seat.slot]
         if slot.user is seat.call:
             slot.user = None
-            kept = slot.checkpoints
+            kept, stops = slot.checkpoints, seat.call.stops
             if computed:
-                kept = after_prompt(kept, seat.found, len(seat.call.tokens))
+                kept = after_prompt(kept, seat.found, len(seat.call.tokens), stops)
+                slot.stops = (*slot.stops, *stops)
             self._set(slot, tokens or (), None if tokens is None else seat.call.salt, kept)
             slot.is_border = computed and seat.call.at_border and slot.cut.fills_first
 
-    def learn(self, seat: Seat, cached: int) -> StateCut | None:
-        """llama-server found `cached` tokens of the prompt. The cut of the model's states, if they
-        cannot be cut where the book believed; else None."""
-        if seat.found < LEAST_COPY or cached >= seat.found // 2:
-            return None
-        if seat.restore is not None and self._files.cut.fills_first:
-            return self._believe(StateCut.WINDOWS)
-        if self._files.cut is not StateCut.KEPT and self._files.cut.copies:
-            return self._believe(StateCut.KEPT)
-        return None
-
-    def _believe(self, cut: StateCut) -> StateCut:
+    def learn(self, seat: Seat, cached: int) -> str:
+        """llama-server found `cached` tokens of the prompt. What the log says, if states are not
+        kept where the book believed."""
+        if seat.at_stop:
+            return self._learn_stop(seat.found - cached < LEAST_COPY)
+        if (cut := self._other_cut(seat, cached)) is None:
+            return ""
         self._files.cut = cut
         for slot in self._slots:
             slot.cut = cut
         if not cut.copies:
             self.stop_copying()
-        return cut
+        return (
+            "llama-server computed a prompt again that its slot held: this model's states can be "
+            f"cut {cut.value}. Prompts that part elsewhere are computed whole"
+        )
+
+    def _learn_stop(self, is_kept: bool) -> str:
+        self._missed = 0 if is_kept else self._missed + 1
+        if self._missed < MOST_MISSED:
+            return ""
+        self._keeps_stops = False
+        for slot in self._slots:
+            slot.checkpoints = tuple(one for one in slot.checkpoints if one not in slot.stops)
+            slot.stops = ()
+            self.contexts.moved(slot.number)
+        return (
+            "llama-server keeps no states at message_delimiters: with a newer one, prompts that "
+            "part inside a message compute less"
+        )
+
+    def _other_cut(self, seat: Seat, cached: int) -> StateCut | None:
+        """Where states can be cut, if not where the book believed."""
+        if seat.found < LEAST_COPY or cached >= seat.found // 2:
+            return None
+        if seat.restore is not None and self._files.cut.fills_first:
+            return StateCut.WINDOWS
+        if self._files.cut is not StateCut.KEPT and self._files.cut.copies:
+            return StateCut.KEPT
+        return None
 
     def stop_copying(self) -> None:
         """Write no more files, and read none."""
@@ -250,19 +287,22 @@ class SlotBook:
         shared = slot.is_border or (restore is None and self._is_shared(slot, others))
         shared = shared and self.copies
         save = self._save(slot, slot.tokens) if choice.saves or shared else None
-        border = self._save(slot, _border(slot)) if choice.saves else None
+        borders = [self._save(slot, one) for one in self._borders(slot)] if choice.saves else []
         seat = Seat(
             call,
             slot.number,
             choice.found,
             save,
-            border,
+            tuple(one for one in borders if one is not None),
             restore,
             fresh=restore is None and (slot.salt != call.salt or self._may_swap(slot, call)),
+            at_stop=restore is None and choice.found in slot.stops,
         )
         slot.user, slot.used = call, self._clock
         kept = () if restore is not None else slot.checkpoints
         kept = tuple(one for one in kept if one <= choice.found)
+        slot.stops = tuple(one for one in slot.stops if one in kept)
+        call.stops = self._stops(call, choice.found) if self._keeps_stops else ()
         if restore is not None or not choice.found:
             slot.filed = choice.found
         self._set(slot, call.tokens[: choice.found], call.salt, kept)
@@ -317,8 +357,9 @@ class SlotBook:
     def _border_of(self, call: SlotCall, best: int) -> int:
         """The border of a prompt of which nothing is held, where a state must be kept now or never.
         0 if there is none: a conversation that goes on has its states."""
-        is_new = self._files.cut.fills_first and best < LEAST_COPY <= call.border
-        return call.border if is_new else 0
+        border = max(call.borders[:1], default=0)
+        is_new = self._files.cut.fills_first and best < LEAST_COPY <= border
+        return border if is_new else 0
 
     def _lost(self, call: SlotCall, found: int) -> int:
         """How many tokens behind the first `found` of a prompt an idle slot or a file holds, whose
@@ -372,6 +413,28 @@ class SlotBook:
             saved.users += 1
         return saved
 
+    def _borders(self, slot: LlamaSlot) -> list[tuple[int, ...]]:
+        """The beginnings of a slot's tokens that other prompts may go on with, the longest first.
+
+        One ends at the last checkpoint, before the last prompt's end, with one token more: a
+        request computes at least one. The next turn of a conversation seldom begins with all that
+        the slot holds: a template leaves out thoughts, and the answer's text may give other tokens.
+        Another ends at the last stop. There is none if the state can be cut anywhere.
+        """
+        if not slot.cut.fills_first or not slot.checkpoints:
+            return []
+        ends = [slot.checkpoints[-1] + 1]
+        stop = max(slot.stops, default=0) + 1
+        if stop < ends[0] and stop <= BORDER_SHARE * self._files.most:
+            ends.append(stop)
+        return [slot.tokens[:end] for end in ends if LEAST_COPY <= end < len(slot.tokens)]
+
+    def _stops(self, call: SlotCall, found: int) -> tuple[int, ...]:
+        """Where a call keeps states behind the first `found` tokens: a token before each border,
+        because a file of the slot then ends there."""
+        ends = (border - 1 for border in call.borders if border > found)
+        return chosen(ends, (found,), least=LEAST_COPY, most=MOST_STOPS)
+
     def _set(
         self,
         slot: LlamaSlot,
@@ -383,14 +446,9 @@ class SlotBook:
         self.contexts.moved(slot.number)
 
 
-def _border(slot: LlamaSlot) -> tuple[int, ...]:
-    """The tokens of a slot up to its last checkpoint, where its last prompt ended, and one more: a
-    request computes at least one. Empty if the state can be cut anywhere.
-
-    The next turn of a conversation seldom begins with all that the slot holds: a template leaves
-    out thoughts, and the answer's text may give other tokens.
-    """
-    if not slot.cut.fills_first or not slot.checkpoints:
-        return ()
-    end = slot.checkpoints[-1] + 1
-    return slot.tokens[:end] if LEAST_COPY <= end < len(slot.tokens) else ()
+def _part(call: SlotCall, size: int, *, at_border: bool = False) -> SlotCall:
+    """The call that fills the first `size` tokens of a prompt."""
+    borders = tuple(one for one in call.borders if one < size)
+    part = SlotCall("", call.tokens[:size], call.salt, fills=True, at_border=at_border)
+    part.borders = borders
+    return part

@@ -7,15 +7,18 @@ state, or one of a short convolution, has only its end. llama-server keeps copie
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from enum import Enum
+from itertools import pairwise
 from typing import Any
 
 # llama-server makes checkpoints so many tokens before a prompt's end, and where a prompt goes on in
 # a slot behind the first of them. 512 is a batch.
 CHECKPOINTS_BACK = (512 + 4, 4)
-# A slot keeps so many. The oldest are dropped.
+# A slot keeps so many. Those that are within SPACING tokens of another are dropped first, then the
+# oldest.
 MOST_CHECKPOINTS = 32
+SPACING = 127
 
 # Settings in a GGUF file that only models with a recurrent state, or with windows, have.
 _RECURRENT = (".ssm.state_size", ".shortconv.l_cache", ".wkv.head_size")
@@ -66,11 +69,24 @@ def cut_of(metadata: Mapping[str, Any]) -> StateCut:
     return StateCut.WINDOWS if any(windows) else StateCut.ANYWHERE
 
 
-def after_prompt(checkpoints: Sequence[int], found: int, prompt: int) -> tuple[int, ...]:
+def after_prompt(
+    checkpoints: Sequence[int], found: int, prompt: int, stops: Sequence[int] = ()
+) -> tuple[int, ...]:
     """The checkpoints of a slot that has computed a prompt of so many tokens, of which it `found`
-    the first ones."""
-    made = {one for one in checkpoints if one <= found}
+    the first ones. States were kept at the `stops`."""
+    made = {prompt - back for back in CHECKPOINTS_BACK if prompt - back > found}
+    made |= {stop for stop in stops if stop > found}
     if found > 0 and prompt - found <= CHECKPOINTS_BACK[0]:
         made.add(found)
-    made |= {prompt - back for back in CHECKPOINTS_BACK if prompt - back > found}
-    return tuple(sorted(made))[-MOST_CHECKPOINTS:]
+    kept = [one for one in checkpoints if one <= found and one not in made]
+    for one in sorted(made):
+        while len(kept) + 1 >= MOST_CHECKPOINTS and (gone := _near(kept, made)) is not None:
+            kept.remove(gone)
+        kept = [*kept, one][-MOST_CHECKPOINTS:]
+    return tuple(sorted(kept))
+
+
+def _near(kept: Sequence[int], made: Container[int]) -> int | None:
+    """The first checkpoint of an earlier prompt that is near the one before it."""
+    pairs = ((one, last) for last, one in pairwise(kept))
+    return next((one for one, last in pairs if one not in made and one <= last + SPACING), None)

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from weftline_engine.remote.border_choice import chosen
 from weftline_engine.remote.common_tokens import common
 from weftline_engine.remote.prefix_cache.open_prompts import WARM_TOKENS
 
@@ -17,6 +18,8 @@ MOST_PROMPTS = 64  # that are compared with a new one
 # Borders of one prompt. Each costs a step of its own, and the memory of a state. The shortest
 # beginnings of a long conversation are of least use.
 MOST_BORDERS = 16
+# Borders at which later prompts may part, by the template of this one. They may never come.
+MOST_LIKELY = 4
 
 Prompt = tuple[str, tuple[int, ...]]
 """The salt and the tokens."""
@@ -43,22 +46,35 @@ class Borders:
         computed."""
         self._prompts.append((salt, tokens))
 
-    def of(self, tokens: tuple[int, ...], salt: str) -> list[Border]:
+    def of(self, tokens: tuple[int, ...], salt: str, likely: tuple[int, ...] = ()) -> list[Border]:
         """The borders of a prompt, the shortest beginning first. They are not near each other,
-        because a few tokens are computed sooner than a step or a request begins."""
+        because a few tokens are computed sooner than a step or a request begins.
+
+        Later prompts are `likely` to part behind so many tokens, the likeliest first.
+        """
         parts, kept = set[int](), [0]
         for shared, length in self._shared(tokens, salt):
-            at = (length - 1) // self.block * self.block
+            at = self._whole(length - 1)
             if at <= shared:
                 kept.append(at)
             if shared < length:
-                parts.add(min(shared, len(tokens) - 1) // self.block * self.block)
+                parts.add(self._whole(min(shared, len(tokens) - 1)))
+        ends = (self._whole(min(border, len(tokens) - 1)) for border in likely)
+        parts.update(chosen(ends, (0, *parts), least=WARM_TOKENS, most=MOST_LIKELY))
         found: list[Border] = []
         for end in sorted(parts):
             if end - (found[-1].end if found else 0) >= WARM_TOKENS:
                 nearest = max(at for at in kept if at <= end)
                 found.append(Border(end, end - nearest < WARM_TOKENS))
         return found[-MOST_BORDERS:]
+
+    def is_new(self, tokens: tuple[int, ...], salt: str) -> bool:
+        """Whether no earlier prompt begins like this one."""
+        return all(shared < WARM_TOKENS for shared, _ in self._shared(tokens, salt))
+
+    def _whole(self, tokens: int) -> int:
+        """The tokens of the whole blocks."""
+        return tokens // self.block * self.block
 
     def _shared(self, tokens: tuple[int, ...], salt: str) -> Iterator[tuple[int, int]]:
         """What each of the other prompts has in common with this one, and its length."""

@@ -53,14 +53,14 @@ class PrefixCacheEngine(RemoteEngine):
             del self._ops[op.id]
             self.fail(op, "InvalidRequest", f"context {op.parent} does not exist")
             return
-        tokens = (*self._contexts.get(op.parent or "", ()), *(op.tokens or ()))
-        self._contexts[op.context] = tokens
+        op = op.behind(self._contexts.get(op.parent or "", ()))
+        tokens = self._contexts[op.context] = op.tokens or ()
         self._advise(wire.Update(op.id, op.hints))
         if op.open:
             self._warm(self._open.add(op, tokens))
         else:
             self._reports.follow(op, tokens)
-            self._spawn(replace(op, tokens=tokens))
+            self._spawn(op)
 
     def feed(self, op: str, offset: int, part: api.Fed, last: bool) -> None:
         found = self._open.get(op)

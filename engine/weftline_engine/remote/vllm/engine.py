@@ -157,6 +157,7 @@ class VLLMEngine(PrefixCacheEngine):
             else host_tokens(self._child.host_gib, self._config.model, self._config.dtype),
             max_running=self._config.max_running,
             dtype=self._config.dtype,
+            wants_borders=self._borders is not None,
             capabilities=capabilities(
                 self._child is not None, self._priority, self._pauses, self._reports.listens
             ),
@@ -208,7 +209,9 @@ class VLLMEngine(PrefixCacheEngine):
         if self._borders is None or self._notes.are_read:
             return 0
         tokens, computed = op.tokens or (), 0
-        for border in self._borders.of(tokens, op.salt):
+        # The first prompt of its kind keeps the state where its last turn begins.
+        likely = op.guesses.borders[:1] if self._borders.is_new(tokens, op.salt) else ()
+        for border in self._borders.of(tokens, op.salt, likely):
             beginning = op.salt, tokens[: border.end]
             is_first = beginning not in self._fills and not border.is_kept
             if is_first:
@@ -337,7 +340,8 @@ class VLLMEngine(PrefixCacheEngine):
             "weftline_application": op.hints.application,
         }
         if self._borders is not None:
-            names["weftline_borders"] = [one.end for one in self._borders.of(tokens, op.salt)]
+            borders = self._borders.of(tokens, op.salt, op.guesses.borders)
+            names["weftline_borders"] = [one.end for one in borders]
         return {"vllm_xargs": names}
 
 

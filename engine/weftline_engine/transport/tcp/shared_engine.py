@@ -114,7 +114,7 @@ class SharedEngine:
                 id=outer(op.id),
                 context=outer(op.context),
                 parent=None if op.parent is None else outer(op.parent),
-                references=tuple(map(outer, op.references)),
+                guesses=replace(op.guesses, references=tuple(map(outer, op.guesses.references))),
                 hints=replace(op.hints, footprint=None),
             )
         )

@@ -345,7 +345,9 @@ class Member:
             footprint = self.ops.footprint(work)
             op = replace(op, hints=replace(op.hints, footprint=footprint))
         drafts = described is not None and described.drafts
-        return op if drafts or not op.references else replace(op, references=())
+        if drafts or not op.guesses.references:
+            return op
+        return replace(op, guesses=replace(op.guesses, references=()))
 
     def hold(self, work: Work) -> None:
         """Note that the engine runs this op, or has got more of its prompt."""

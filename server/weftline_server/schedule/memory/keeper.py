@@ -9,7 +9,7 @@ when the call that continued it has ended. Memory returns verbs, and the dispatc
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from weftline_engine.api import KvCosts, Op, Retention, Usage
@@ -370,7 +370,7 @@ class Memory:
             count = len(kept.ids)
             is_longer = 0 < count < len(op.tokens)
             if is_longer and kept.engine == engine and op.tokens[:count] == kept.ids:
-                return replace(op, parent=context, tokens=op.tokens[count:])
+                return op.continuing(context, count)
         return op
 
     def restoring(self, engine: str, op: Op) -> list[Verb]:
