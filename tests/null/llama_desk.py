@@ -89,7 +89,7 @@ def bench(
     copies: bool = True,
     cut: StateCut = StateCut.ANYWHERE,
     *,
-    keeps_stops: bool = False,
+    most_stops: int = 0,
 ) -> Bench:
     saved = 10_000 if copies else 0
-    return Bench(SlotBook(slots, most_saved=saved, cut=cut, keeps_stops=keeps_stops))
+    return Bench(SlotBook(slots, most_saved=saved, cut=cut, most_stops=most_stops))

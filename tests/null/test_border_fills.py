@@ -76,9 +76,10 @@ async def sent(folder: Path, inside: bool, ops: Sequence[api.Op]) -> list[dict[s
             ended += sum(isinstance(one, api.Finished) for one in events)
             if ended == len(ops):
                 break
-        await engine.close()
         if writer is not None:
             writer.close()
+            await engine._notes.close()
+        await engine.close()
     return endpoint.requests
 
 

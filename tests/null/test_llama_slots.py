@@ -14,8 +14,16 @@ from weftline_engine import api
 from weftline_engine.remote.common_tokens import common
 from weftline_engine.remote.llamacpp.answer_pace import AnswerPace
 from weftline_engine.remote.llamacpp.files import SavedFiles
-from weftline_engine.remote.llamacpp.slots import BORDER_SHARE, LEAST_COPY, Seat, SlotBook
+from weftline_engine.remote.llamacpp.slots import (
+    BORDER_SHARE,
+    LEAST_COPY,
+    MOST_STOPS,
+    Seat,
+    SlotBook,
+    most_stops,
+)
 from weftline_engine.remote.llamacpp.state_cut import StateCut, after_prompt, cut_of
+from weftline_engine.remote.llamacpp.state_size import state_bytes
 
 
 @given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)))
@@ -243,7 +251,7 @@ def test_a_state_is_kept_before_the_borders_of_a_prompt() -> None:
     tokens = tuple(range(end + 40))
     borders = (begin, end, middle, middle - 10)
     for cut in (StateCut.KEPT, StateCut.IN_SLOTS):
-        desk = bench(1, cut=cut, keeps_stops=True)
+        desk = bench(1, cut=cut, most_stops=MOST_STOPS)
         first = desk.run(tokens, borders=borders)
         assert (first.found, first.call.stops) == (begin, (middle - 1, end - 1))
         parts = (*tokens[:middle], *range(5000, 5000 + end))
@@ -253,11 +261,11 @@ def test_a_state_is_kept_before_the_borders_of_a_prompt() -> None:
         again = desk.run((*tokens[:end], 6, 6), borders=borders)
         assert again.restore in seat.borders and again.found == end
     assert bench(1, cut=StateCut.KEPT).run(tokens, borders=borders).call.stops == ()
-    assert bench(1, keeps_stops=True).run(tokens, borders=borders).call.stops == ()
+    assert bench(1, most_stops=MOST_STOPS).run(tokens, borders=borders).call.stops == ()
 
 
 def test_a_file_for_other_prompts_is_a_small_part_of_all() -> None:
-    desk = bench(1, cut=StateCut.KEPT, keeps_stops=True)
+    desk = bench(1, cut=StateCut.KEPT, most_stops=MOST_STOPS)
     long = int(BORDER_SHARE * 10_000) + 2
     desk.run(SHARED)
     desk.run((*SHARED, *range(long)), borders=(long,))
@@ -267,7 +275,7 @@ def test_a_file_for_other_prompts_is_a_small_part_of_all() -> None:
 
 def test_a_llama_server_that_keeps_no_stops_is_believed_at_the_third_miss() -> None:
     """It may be older than the field, or keep fewer. A hit in between begins the count anew."""
-    desk = bench(1, copies=False, cut=StateCut.KEPT, keeps_stops=True)
+    desk = bench(1, copies=False, cut=StateCut.KEPT, most_stops=MOST_STOPS)
     border = len(SHARED)
 
     def seat() -> Seat:
@@ -422,6 +430,48 @@ def test_a_files_settings_say_where_states_can_be_cut(
     assert cut_of(metadata) is cut
 
 
+GATED = {
+    "qwen35.block_count": 32,
+    "qwen35.embedding_length": 2560,
+    "qwen35.attention.head_count_kv": 4,
+    "qwen35.attention.recurrent_layers": [True, True, True, False] * 8,
+    "qwen35.ssm.conv_kernel": 4,
+    "qwen35.ssm.state_size": 128,
+    "qwen35.ssm.group_count": 16,
+    "qwen35.ssm.inner_size": 4096,
+}
+SHORT = {
+    "lfm2.block_count": 16,
+    "lfm2.embedding_length": 1024,
+    "lfm2.attention.head_count_kv": [0, 0, 8] * 5 + [0],
+    "lfm2.shortconv.l_cache": 3,
+}
+WINDOWED = {
+    "gemma3.block_count": 48,
+    "gemma3.attention.head_count_kv": 8,
+    "gemma3.attention.key_length": 256,
+    "gemma3.attention.value_length": 256,
+    "gemma3.attention.sliding_window": 1024,
+}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings", "size", "stops"),
+    [
+        ("qwen35", GATED, 24 * (3 * 8192 + 128 * 4096) * 4, 2),
+        ("lfm2", SHORT, 11 * 2 * 1024 * 4, MOST_STOPS),
+        ("gemma3", WINDOWED, 1024 * 48 * 8 * 512 * 2, 1),
+        ("llama", {"llama.block_count": 32, "llama.attention.head_count_kv": 8}, 0, MOST_STOPS),
+    ],
+)
+def test_as_many_states_are_kept_as_memory_allows(
+    architecture: str, settings: dict[str, Any], size: int, stops: int
+) -> None:
+    """Those of the borders of all of eight slots take a gibibyte."""
+    assert state_bytes({"general.architecture": architecture, **settings}) == size
+    assert most_stops(size, 8) == stops
+
+
 @pytest.mark.parametrize(
     ("before", "found", "prompt", "after"),
     [
@@ -558,7 +608,7 @@ def test_every_call_gets_a_slot(
     moves: list[tuple[str, int, int]], slots: int, copies: bool, cut: StateCut
 ) -> None:
     """A slot runs one call at a time, holds what is said of it, and no call waits for ever."""
-    machine = Machine(bench(slots, copies, cut, keeps_stops=True), cut)
+    machine = Machine(bench(slots, copies, cut, most_stops=MOST_STOPS), cut)
     for move, which, tail in moves:
         getattr(machine, move)(which, tail)
         machine.take()

@@ -228,6 +228,7 @@ def _llamacpp(spec: EngineSpec) -> Callable[[], Engine]:
     words = spec.llama.llama_arguments
     if model is not None and not connects:
         words = llama_words(spec, model)
+    cut, state = (StateCut.ANYWHERE, 0) if model is None else _states_of(model, words)
     config = LlamaServerConfig(
         llama_server=server,
         connect=_endpoint(spec, "") if connects else None,
@@ -239,7 +240,8 @@ def _llamacpp(spec: EngineSpec) -> Callable[[], Engine]:
         context=spec.endpoint.context_limit,
         kv_tokens=spec.kv_tokens,
         llama_arguments=words,
-        cut=StateCut.ANYWHERE if model is None else _cut_of(model, words),
+        cut=cut,
+        state_bytes=state,
     )
     return lambda: LlamaEngine(config)
 
@@ -257,16 +259,21 @@ def llama_shape(spec: EngineSpec) -> KvShape | None:
         return None
 
 
-def _cut_of(file: Path, arguments: Sequence[str]) -> StateCut:
-    """Where the states of a GGUF file's model can be cut. With --swa-full windows are whole."""
+def _states_of(file: Path, arguments: Sequence[str]) -> tuple[StateCut, int]:
+    """Where the states of a GGUF file's model can be cut, and the bytes of one. With --swa-full
+    windows are whole."""
     from weftline_engine.own.models.gguf_header import GgufHeader
     from weftline_engine.remote.llamacpp.state_cut import StateCut, cut_of
+    from weftline_engine.remote.llamacpp.state_size import state_bytes
 
     try:
-        cut = cut_of(GgufHeader(file).values)
+        values = GgufHeader(file).values
     except ModelUnavailable:  # llama-server may read it all the same, and the engine then learns it
-        return StateCut.ANYWHERE
-    return StateCut.IN_SLOTS if cut is StateCut.WINDOWS and "--swa-full" in arguments else cut
+        return StateCut.ANYWHERE, 0
+    cut = cut_of(values)
+    if cut is StateCut.WINDOWS and "--swa-full" in arguments:
+        return StateCut.IN_SLOTS, 0
+    return cut, state_bytes(values)
 
 
 def _words_of(file: Path) -> Path | None:

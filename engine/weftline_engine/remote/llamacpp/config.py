@@ -24,7 +24,7 @@ class LlamaServerConfig(LlamaSettings):
     read: then llama-server tokenises. `connect` is the address of a llama-server that already runs.
     It must list the model as `served`, unless that is None. `slots` is how many calls run at once,
     and `context` the tokens that each may have. `cut` says where the states of the file's model can
-    be cut.
+    be cut, and a copy of one has `state_bytes`.
     """
 
     connect: EndpointConfig | None = None
@@ -36,6 +36,7 @@ class LlamaServerConfig(LlamaSettings):
     context: int | None = None
     kv_tokens: int | None = None
     cut: StateCut = StateCut.ANYWHERE
+    state_bytes: int = 0
     ready_s: float = 900.0  # seconds for reading the weights
     breaker: BreakerConfig = field(default_factory=BreakerConfig)
 

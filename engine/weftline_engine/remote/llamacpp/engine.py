@@ -27,7 +27,7 @@ from weftline_engine.remote.llamacpp.files import SavedState
 from weftline_engine.remote.llamacpp.llama_child import LlamaChild
 from weftline_engine.remote.llamacpp.llama_program import too_old
 from weftline_engine.remote.llamacpp.slot_requests import Properties
-from weftline_engine.remote.llamacpp.slots import Seat, SlotBook, SlotCall
+from weftline_engine.remote.llamacpp.slots import Seat, SlotBook, SlotCall, most_stops
 from weftline_engine.remote.llamacpp.state_cut import StateCut
 from weftline_engine.remote.openai.endpoint import Endpoint, EndpointConfig, EndpointError
 from weftline_engine.remote.openai.engine import served
@@ -96,7 +96,9 @@ class LlamaEngine(RemoteEngine):
             most_saved=total if saves else 0,
             known=self._child is not None,
             cut=self._config.cut,
-            keeps_stops=self._delimiters is not None,
+            most_stops=0
+            if self._delimiters is None
+            else most_stops(self._config.state_bytes, found.slots),
         )
         if not self._config.cut.copies:
             log.warning(

@@ -30,8 +30,10 @@ LEAST_COPY = 128
 # tokens of a model of 135M parameters took 55 to 82 ms, and computing them 7 s of one core. A GPU
 # computes faster, and copies as fast.
 COPY_SHARE = 0.05
-# States that are kept for the borders of one prompt. A slot keeps 32 in all; one may have 50 MB.
+# States that are kept for the borders of one prompt, and the memory that they may take in all
+# slots. One of LFM2 has 80 kB, of Qwen3.5 4B 50 MB.
 MOST_STOPS = 8
+STOP_BYTES = 1 << 30
 # After so many misses, one after another, llama-server is believed to keep none.
 MOST_MISSED = 3
 # A file for the prompts that begin like a slot's last one may take this share of all files.
@@ -119,7 +121,8 @@ class SlotBook:
     """The slots, the calls that wait for one, and the contexts.
 
     `most_saved` is the number of tokens that files may hold; 0 where slots cannot be written. `cut`
-    says where the model's states can be cut. llama-server may keep them at the stops of calls.
+    says where the model's states can be cut. llama-server keeps them at `most_stops` stops of each
+    call.
     """
 
     def __init__(
@@ -129,7 +132,7 @@ class SlotBook:
         most_saved: int = 0,
         known: bool = True,
         cut: StateCut = StateCut.ANYWHERE,
-        keeps_stops: bool = False,
+        most_stops: int = 0,
     ) -> None:
         salt = "" if known else None
         self._slots = [LlamaSlot(number=number, salt=salt, cut=cut) for number in range(slots)]
@@ -141,7 +144,7 @@ class SlotBook:
         self._clock = 0
         self._salt: str | None = None  # of the first call
         self._has_tenants = False
-        self._keeps_stops = keeps_stops and cut is not StateCut.ANYWHERE
+        self._most_stops = 0 if cut is StateCut.ANYWHERE else most_stops
         self._missed = 0  # calls, one after another, that found no state at a stop
 
     @property
@@ -239,7 +242,7 @@ class SlotBook:
         self._missed = 0 if is_kept else self._missed + 1
         if self._missed < MOST_MISSED:
             return ""
-        self._keeps_stops = False
+        self._most_stops = 0
         for slot in self._slots:
             slot.checkpoints = tuple(one for one in slot.checkpoints if one not in slot.stops)
             slot.stops = ()
@@ -302,7 +305,7 @@ class SlotBook:
         kept = () if restore is not None else slot.checkpoints
         kept = tuple(one for one in kept if one <= choice.found)
         slot.stops = tuple(one for one in slot.stops if one in kept)
-        call.stops = self._stops(call, choice.found) if self._keeps_stops else ()
+        call.stops = self._stops(call, choice.found)
         if restore is not None or not choice.found:
             slot.filed = choice.found
         self._set(slot, call.tokens[: choice.found], call.salt, kept)
@@ -433,7 +436,7 @@ class SlotBook:
         """Where a call keeps states behind the first `found` tokens: a token before each border,
         because a file of the slot then ends there."""
         ends = (border - 1 for border in call.borders if border > found)
-        return chosen(ends, (found,), least=LEAST_COPY, most=MOST_STOPS)
+        return chosen(ends, (found,), least=LEAST_COPY, most=self._most_stops)
 
     def _set(
         self,
@@ -444,6 +447,11 @@ class SlotBook:
     ) -> None:
         slot.tokens, slot.salt, slot.checkpoints = tokens, salt, checkpoints
         self.contexts.moved(slot.number)
+
+
+def most_stops(state: int, slots: int) -> int:
+    """The stops of a call, if a state has so many bytes. llama-server itself keeps one."""
+    return max(1, min(MOST_STOPS, STOP_BYTES // max(1, state * slots)))
 
 
 def _part(call: SlotCall, size: int, *, at_border: bool = False) -> SlotCall:
