@@ -46,15 +46,13 @@ _NUMBER = re.compile(r"\d+")
 @dataclass(frozen=True, slots=True)
 class Told:
     """A call that has ended, as the advisor is told of it. `session` is None for a session of a
-    single request. `at` is when the call was queued, and `ended` when its answer was complete, in
-    seconds of the server's clock."""
+    single request. `ended` is when its answer was complete, in seconds of the server's clock."""
 
     call: Call
     variables: Variables
     session: str | None
     usage: Usage
     engine: str
-    at: float
     ended: float
 
 
@@ -76,8 +74,8 @@ class Ledger:
         if before is not None and before.prompt.tools == prompt.tools:
             tools = before.tools
         else:
-            tools = tuple([(hash(repr(tool)), tool_chars([tool])) for tool in prompt.tools])
-        rate = told.usage.prompt_tokens / (chars + sum(size for _, size in tools))
+            tools = tool_chars(prompt.tools)
+        rate = told.usage.prompt_tokens / (chars + tools)
         if before is None:
             program = _program(told, prompt, is_template=template is not None)
         else:
@@ -197,7 +195,7 @@ def _program(told: Told, prompt: PromptTexts, *, is_template: bool) -> Program:
 def _recorded(
     told: Told,
     prompt: PromptTexts,
-    tools: tuple[tuple[int, int], ...],
+    tools: int,
     rate: float,
     numbers: tuple[int, int | None],
 ) -> RecordedCall:
@@ -205,9 +203,8 @@ def _recorded(
     return RecordedCall(
         number=number,
         follows=follows,
-        at=told.at,
-        segments=tuple([(hash(text), round(len(text) * rate)) for text in prompt.texts]),
-        tools=tuple([(tool, round(size * rate)) for tool, size in tools]),
+        texts=tuple([round(len(text) * rate) for text in prompt.texts]),
+        tools=round(tools * rate),
         output=told.usage.output_tokens,
         prompt=told.usage.prompt_tokens,
         computed=told.usage.prompt_tokens - told.usage.cached_tokens,
