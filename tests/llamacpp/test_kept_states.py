@@ -6,10 +6,12 @@ windows (Gemma 3). What their llama-server computes is read from its own metrics
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 import pytest
@@ -100,22 +102,29 @@ async def test_siblings_compute_their_common_beginning_once(hybrid: Target) -> N
     assert await computed(hybrid) - before <= len(SHARED) + 4 * 40 + 4
 
 
-async def test_the_system_prompt_of_a_first_call_is_kept(
+async def test_the_states_at_the_borders_of_a_first_call_are_kept(
     hybrid: Target, smollm2_directory: Path
 ) -> None:
-    """llama-server keeps no state where a message of the user begins, unless it is filled up to
-    there. So it is by the first call already, at no cost but a request."""
-    words = Tokenizer.from_file(str(smollm2_directory / "tokenizer.json"))
-    mark = words.encode("<|im_end|>\n<|im_start|>user\n", add_special_tokens=False).ids
-    system, before = (*range(5000, 5300), *mark), await computed(hybrid)
-    for number in range(3):
-        asked = (*system, *range(6000 + 50 * number, 6040 + 50 * number))
-        [heard] = await hybrid.run(op(f"asked{number}", asked))
+    """llama-server keeps the state behind the system prompt in a file, and behind the documents in
+    the slot. The second call finds the latter. The third has other documents, and finds the former.
+    """
+    tokenizer = Tokenizer.from_file(str(smollm2_directory / "tokenizer.json"))
+
+    def said(seed: str, words: int) -> list[int]:
+        """A text whose words are tokens."""
+        letters = random.Random(seed).choices(ascii_lowercase, k=words)
+        return tokenizer.encode(f" {' '.join(letters)}", add_special_tokens=False).ids
+
+    system, before = said("system", 300), await computed(hybrid)
+    borders = len(system), len(system) + 200
+    for number, documents in enumerate(("one", "one", "two")):
+        prompt = (*system, *said(documents, 200), *said(f"question {number}", 40))
+        asked = replace(op(f"asked{number}", prompt), guesses=api.Guesses(borders=borders))
+        [heard] = await hybrid.run(asked)
         assert heard.finished is not None
-        found = heard.finished.usage.cached_tokens
-        assert found == (len(system) - 1 if number else 0)  # the newline is of the message
+        assert heard.finished.usage.cached_tokens == (0, borders[1] - 1, borders[0])[number]
     # And one token for each slot that was written before.
-    assert await computed(hybrid) - before <= len(system) + 3 * 41 + 3
+    assert await computed(hybrid) - before <= len(system) + 2 * 200 + 3 * 41 + 4
 
 
 @pytest.mark.parametrize("stops", [(), (49_000,)])
