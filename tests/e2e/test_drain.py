@@ -103,23 +103,6 @@ def test_running_calls_finish_and_new_work_is_refused() -> None:
         assert process.wait(WAIT_S) == 0
 
 
-def test_a_second_signal_ends_it_at_once() -> None:
-    """The second signal ends the server although a call would run for 50 s."""
-    for second in (signal.SIGTERM, signal.SIGINT):
-        with serving() as (process, client), ThreadPoolExecutor() as pool:
-            answer = pool.submit(client.post, "/v1/submit", json=chain(500))
-            running(client, 1)
-            process.send_signal(signal.SIGTERM)
-            until(client, "/health/ready", 503)
-            process.send_signal(second)
-            # SIGINT is reported as an interrupt, unless the shell has told its jobs to ignore it. A
-            # forced end has the exit code 1.
-            assert process.wait(20) in ({0, 1} if second == signal.SIGTERM else {0, 1, 130})
-            assert isinstance(
-                answer.exception() or answer.result(), (httpx2.HTTPError, httpx2.Response)
-            )
-
-
 def test_a_call_that_runs_too_long_gets_an_error() -> None:
     """At the end of the drain the reader gets a typed error. The exit code is still 0."""
     with serving("--drain-s", "0.2") as (process, client), ThreadPoolExecutor() as pool:

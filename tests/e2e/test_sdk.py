@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from pathlib import Path
 
 import httpx2
@@ -63,28 +61,6 @@ async def test_the_async_client_streams(model_url: str) -> None:
         parts = [part async for part in code.stream()]
         assert len(parts) > 3
         assert "".join(parts) == await code
-
-
-def test_a_stream_resumes_where_it_was_cut(slow_url: str) -> None:
-    """Last-Event-ID is the offset after the last part seen. Nothing is lost or repeated."""
-    text = "one two three four five six seven eight"
-    with Client(slow_url) as client, client.session() as session:
-        said = semantic_function(_shout)(text)
-        session.flush()
-        body = {"session_id": session.id, "semantic_var_id": said.id, "stream": True}
-        before, last = "", ""
-        with httpx2.stream("POST", f"{slow_url}/v1/get", json=body) as answer:
-            for line in answer.iter_lines():
-                if line.startswith("id: "):
-                    last = line[4:]
-                elif line.startswith("data: {"):
-                    before += json.loads(line[6:])["text"]
-                elif not line and last and len(before) > 4:
-                    break  # and the connection with it
-        assert int(last) == len(before) < len(text), "the call still runs"
-        again = httpx2.post(f"{slow_url}/v1/get", json=body, headers={"Last-Event-ID": last})
-        parts = re.findall(r'"text": "([^"]*)"', again.text)
-        assert before + "".join(parts) == text == said.get()
 
 
 def _shout(words, said):
