@@ -22,7 +22,7 @@ from langchain_core.runnables import (
 from langchain_weftline import accelerate
 from langchain_weftline.lower.conditions import condition_of
 from langchain_weftline.lower.symbols import CannotCompile, Ref
-from tests.integrations.ahead_chains import CHAT, SUBMIT, TEXT, Heard, ask, both, model, sent
+from tests.integrations.ahead_chains import CHAT, SUBMIT, TEXT, ask, both, model, sent
 from tests.integrations.ahead_chains import run as run_on
 from tests.integrations.recording import Recording
 from tests.integrations.tiers import outcome
@@ -315,59 +315,3 @@ def test_a_side_that_cannot_be_parsed(recording: Recording, taken: bool, is_asyn
     plain = outcome(lambda: run(chain, is_async))
     assert plain[0] is (IndexError if taken else "value")
     assert outcome(lambda: run(accelerate(chain), is_async)) == plain
-
-
-@pytest.mark.parametrize("then", [True, False], ids=["then", "last"])
-def test_the_kind_cannot_be_made(recording: Recording, then: bool) -> None:
-    """The error is that of the model that says the kind."""
-    llm = model(recording)
-    kind = ask(model(recording, model="nosuch"), "Which kind is {x}?")
-    ways = RunnableBranch((lambda v: "soup" in v["kind"], ask(llm, "S {x}")), ask(llm, "E {x}"))
-    first = RunnablePassthrough.assign(kind=kind) | ways
-    chain = first | ask(llm, "Again {y}") if then else first
-    plain = outcome(lambda: run(chain))
-    assert plain[0] != "value"
-    assert outcome(lambda: run(accelerate(chain))) == plain
-
-
-@both
-@pytest.mark.parametrize("then", [True, False], ids=["then", "last"])
-def test_callbacks_hear_of_the_side_that_is_taken(
-    recording: Recording, then: bool, is_async: bool
-) -> None:
-    """They hear each call that the plain chain makes, with its answer, and no other one."""
-    llm = model(recording)
-    inner = RunnableBranch((lambda v: "user" in v["kind"], ask(llm, "A {x}")), ask(llm, "B {x}"))
-    chain = routed(llm, (lambda v: "fish" in v["kind"], ask(llm, "F {x}")), inner, then=then)
-    plain, ours = Heard(), Heard()
-    expected = run(chain, is_async, {"callbacks": [plain]})
-    sent(recording)
-    assert run(accelerate(chain), is_async, {"callbacks": [ours]}) == expected
-    assert ours.said == plain.said
-    assert sent(recording) == [SUBMIT]
-
-
-def test_a_stream_has_the_chunks_of_the_side(recording: Recording) -> None:
-    """The side's text comes as it is generated."""
-    llm = model(recording)
-    ways = (lambda v: "soup" in v["kind"], ask(llm, "S {x}")), ask(llm, "E {x}")
-    chain = routed(llm, *ways, then=False)
-    expected = [part for part in chain.stream(GIVEN) if part]
-    assert [part for part in accelerate(chain).stream(GIVEN) if part] == expected
-
-
-@both
-def test_around_a_branch(recording: Recording, is_async: bool) -> None:
-    """Retries, fallbacks and batches work as they do without a branch in the server."""
-    llm = model(recording)
-    wrong = ask(model(recording, model="nosuch"), "Bad {x}")
-    ways = (lambda v: "soup" in v["kind"], wrong), ask(llm, "E {x}")
-    failing = routed(llm, *ways, then=False)
-    chain = failing.with_fallbacks([ask(llm, "Instead {x}")]) | ask(llm, "Again {y}")
-    expected = run(chain, is_async)
-    assert run(accelerate(chain), is_async) == expected
-    given = [{"x": "soup"}, {"x": "fish"}]
-    plain = failing.batch(given, return_exceptions=True)
-    ours = accelerate(failing).batch(given, return_exceptions=True)
-    assert [str(one) for one in ours] == [str(one) for one in plain]
-    assert type(ours[0]) is type(plain[0]) and ours[1] == plain[1]

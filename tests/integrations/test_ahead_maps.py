@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.output_parsers import (
     CommaSeparatedListOutputParser,
     JsonOutputParser,
@@ -98,14 +97,6 @@ def test_an_empty_list(recording: Recording) -> None:
     assert run(accelerate(chain | merged(llm))) == run(chain | merged(llm))
 
 
-class Hears(BaseCallbackHandler):
-    def __init__(self) -> None:
-        self.prompts: list[str] = []
-
-    def on_chat_model_start(self, serialized: Any, messages: Any, **_: Any) -> None:
-        self.prompts.append(str(messages[0][0].content))
-
-
 # Whether the calls for the items begin early.
 BEGINS = {"json": False, "function": True, "parsed": True, "messages": True}
 
@@ -141,17 +132,6 @@ def test_whatever_the_body_gives(recording: Recording, kind: str) -> None:
 
 
 @both
-def test_callbacks_hear_of_each_call(recording: Recording, is_async: bool) -> None:
-    """They hear the prompts that they hear in the plain chain."""
-    llm = model(recording)
-    chain = listed(llm) | ask(llm, "Explain {part}").map() | merged(llm)
-    plain, ours = Hears(), Hears()
-    expected = run(chain, is_async, {"callbacks": [plain]})
-    assert run(accelerate(chain), is_async, {"callbacks": [ours]}) == expected
-    assert sorted(ours.prompts) == sorted(plain.prompts)
-
-
-@both
 @pytest.mark.parametrize("then", [True, False], ids=["then", "last"])
 @pytest.mark.parametrize("fault", ["model", "item", "list"])
 def test_what_fails(recording: Recording, fault: str, then: bool, is_async: bool) -> None:
@@ -165,12 +145,3 @@ def test_what_fails(recording: Recording, fault: str, then: bool, is_async: bool
     plain = outcome(lambda: run(chain, is_async))
     assert plain[0] != "value"
     assert outcome(lambda: run(accelerate(chain), is_async)) == plain
-
-
-def test_a_stream_ends_with_the_same_text(recording: Recording) -> None:
-    """The parts, joined, are the text of the plain chain."""
-    llm = model(recording)
-    chain = listed(llm) | ask(llm, "Explain {part}").map() | merged(llm)
-    assert "".join(accelerate(chain).stream(GIVEN)) == "".join(chain.stream(GIVEN))
-    whole = listed(llm) | ask(llm, "Explain {part}").map()
-    assert list(accelerate(whole).stream(GIVEN)) == list(whole.stream(GIVEN))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from langchain_classic.retrievers import EnsembleRetriever, MultiQueryRetriever
-from langchain_core.callbacks import BaseCallbackHandler, CallbackManagerForRetrieverRun
+from langchain_core.callbacks import CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
-from langchain_core.output_parsers import JsonOutputParser, StrOutputParser
+from langchain_core.output_parsers import JsonOutputParser
 from langchain_core.prompts import PromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda
@@ -137,52 +136,6 @@ def test_a_search_that_fails(recording: Recording, place: str, is_async: bool) -
     assert outcome(lambda: run(accelerate(retriever), is_async)) == plain
 
 
-@both
-def test_a_model_that_fails(recording: Recording, is_async: bool) -> None:
-    """The model's error is the plain one, and nothing is searched for."""
-    retriever = several(recording, Shelf())
-    wrong = model(recording).model_copy(update={"model_name": "nosuch"})
-    retriever = retriever.model_copy(update={"llm_chain": QUERIES | wrong | StrOutputParser()})
-    plain = outcome(lambda: run(retriever, is_async))
-    assert outcome(lambda: run(accelerate(retriever), is_async)) == plain
-
-
-class Hears(BaseCallbackHandler):
-    def __init__(self) -> None:
-        self.found: list[tuple[str, int]] = []
-
-    def on_retriever_start(self, serialized: Any, query: str, **_: Any) -> None:
-        self.found.append((query, -1))
-
-    def on_retriever_end(self, documents: Any, **_: Any) -> None:
-        self.found.append(("", len(documents)))
-
-
-@both
-@pytest.mark.parametrize("kind", ["several", "ensemble"])
-def test_callbacks_that_hear_of_retrievers(recording: Recording, kind: str, is_async: bool) -> None:
-    """LangChain runs the retriever then, so they hear what they hear of the plain one."""
-    base = in_server(recording)
-    made = {
-        "several": several(recording, base),
-        "ensemble": ensemble_of([base, several(recording, base)]),
-    }[kind]
-    heard, ours = Hears(), Hears()
-    expected = run(made, is_async, {"callbacks": [heard]})
-    assert run(accelerate(made), is_async, {"callbacks": [ours]}) == expected
-    assert len(heard.found) > 6 and sorted(ours.found) == sorted(heard.found)
-
-
-def test_queries_that_langchain_logs(
-    recording: Recording, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Whoever reads the log of the queries, as LangChain's guide shows, still reads it."""
-    retriever = several(recording)
-    with caplog.at_level(logging.INFO, logger="langchain_classic.retrievers.multi_query"):
-        assert accelerate(retriever).invoke(QUESTION) == retriever.invoke(QUESTION)
-    assert [record.message[:18] for record in caplog.records] == ["Generated queries:"] * 2
-
-
 class Words(BaseRetriever):
     """A retriever of the client that notes in which order it is asked."""
 
@@ -219,16 +172,3 @@ def test_an_ensemble(recording: Recording, is_async: bool) -> None:
     assert run(accelerate(ensemble), is_async) == documents
     assert sent(recording) == [SUBMIT]
     assert asked == ["first", "second"] * 4
-
-
-@both
-@pytest.mark.parametrize("why", ["no store", "refused", "no key"])
-def test_an_ensemble_that_fails(recording: Recording, why: str, is_async: bool) -> None:
-    """By a retriever of the server, by one of the client, and by a key that is not there."""
-    nowhere = WeftlineVectorStore(base_url=recording.url, store="none").as_retriever()
-    other = {"no store": nowhere, "refused": Shelf(refused=QUESTION), "no key": Shelf()}[why]
-    how = {"id_key": "n"} if why == "no key" else {}
-    ensemble = ensemble_of([in_server(recording), other], **how)
-    plain = outcome(lambda: run(ensemble, is_async))
-    assert plain[0] != "value"
-    assert outcome(lambda: run(accelerate(ensemble), is_async)) == plain

@@ -174,17 +174,6 @@ def test_an_explanation_counts_it_as_one_request(make: Any, way: str) -> None:
     assert str(explained.after) == "1 request, 1 in a row"
 
 
-@pytest.mark.parametrize("word", ["good", "deep"])
-@pytest.mark.parametrize("way", ["parser", "json_schema"])
-def test_streams_and_accelerated_chains(way: str, word: str, llm: ChatWeftline) -> None:
-    """They give what the plain chain gives."""
-    chain = one_text(llm, WAYS[way](llm))
-    expected = outcome(partial(chain.invoke, {"word": word}))
-    streamed = outcome(lambda: "".join(chain.stream({"word": word})))
-    assert outcome(lambda: "".join(accelerate(chain).stream({"word": word}))) == streamed
-    assert outcome(partial(accelerate(chain).invoke, {"word": word})) == expected
-
-
 def test_nothing_that_follows_an_invalid_object_runs(llm: ChatWeftline) -> None:
     """A function of the user gets a field only of an object that is valid."""
     ran: list[Any] = []

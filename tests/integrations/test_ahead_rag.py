@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from langchain_community.vectorstores import FAISS
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.output_parsers import StrOutputParser
@@ -148,27 +147,6 @@ def test_the_question_is_rewritten_in_the_same_request(
     assert list(accelerate(chain).stream(given))[-1] is not None
 
 
-def test_the_answer_streams(recording: Recording, store: WeftlineVectorStore) -> None:
-    """Search and call are one submit, whose text streams."""
-    chain = accelerate(rag(retriever(recording, filter={"n": 2}), recording))
-    assert "".join(chain.stream(QUESTION)) == chain.bound.invoke(QUESTION)
-    assert sent(recording)[0] == ("POST", SUBMIT)
-
-
-def test_callbacks_hear_of_the_retriever(recording: Recording, store: WeftlineVectorStore) -> None:
-    """LangChain runs the retriever where a handler wants to know of it."""
-    found: list[int] = []
-
-    class Hears(BaseCallbackHandler):
-        def on_retriever_end(self, documents: Any, **_: Any) -> None:
-            found.append(len(documents))
-
-    chain = rag(retriever(recording), recording)
-    config: Any = {"callbacks": [Hears()]}
-    assert accelerate(chain).invoke(QUESTION, config) == chain.invoke(QUESTION)
-    assert found == [2]
-
-
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -197,19 +175,3 @@ def test_a_store_that_is_not_there(recording: Recording, form: Any, calls: int) 
         chain.invoke(QUESTION)
     with pytest.raises(type(plain.value), match="there is no store 'none'"):
         accelerate(chain).invoke(QUESTION)
-
-
-def test_a_function_that_fails_before_the_search(
-    recording: Recording, store: WeftlineVectorStore
-) -> None:
-    """The chain raises the function's own exception, though the search is what fails next."""
-    llm = ChatWeftline(base_url=recording.url, temperature=0, max_tokens=64, max_retries=0)
-    shorten = ChatPromptTemplate.from_template("Shorten {text}") | llm | StrOutputParser()
-
-    def refuse(text: str) -> str:
-        raise LookupError("nothing there")
-
-    query = ChatPromptTemplate.from_template("Rewrite {q}") | llm | StrOutputParser()
-    found = {"q": RunnablePassthrough()} | query | refuse | shorten | retriever(recording)
-    with pytest.raises(LookupError, match="nothing there"):
-        accelerate(rag(found, recording)).invoke(QUESTION)

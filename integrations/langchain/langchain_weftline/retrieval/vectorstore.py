@@ -141,23 +141,11 @@ class WeftlineVectorStore(VectorStore):
         self._place.server.ask(self._deleted(ids, filter))
         return True
 
-    async def adelete(
-        self, ids: list[str] | None = None, *, filter: Filter | None = None, **kwargs: Any
-    ) -> bool:
-        """Delete documents by their ids, and those that match `filter`. Unknown ids are fine."""
-        await self._place.server.aask(self._deleted(ids, filter))
-        return True
-
     def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
         """The documents with these ids, in their order. Unknown ids are left out."""
         return list(
             map(_document, self._place.server.ask(retrieval_requests.fetch(ids, self._store)))
         )
-
-    async def aget_by_ids(self, ids: Sequence[str], /) -> list[Document]:
-        """The documents with these ids, in their order. Unknown ids are left out."""
-        found = await self._place.server.aask(retrieval_requests.fetch(ids, self._store))
-        return list(map(_document, found))
 
     def similarity_search_with_score(
         self, query: str, k: int = 4, *, filter: Filter | None = None, **kwargs: Any
@@ -205,12 +193,6 @@ class WeftlineVectorStore(VectorStore):
     ) -> list[Document]:
         asked = retrieval_requests.find_near(embedding, self._store, k, filter)
         return [one for one, _ in _scored(self._place.server.ask(asked))]
-
-    async def asimilarity_search_by_vector(
-        self, embedding: list[float], k: int = 4, *, filter: Filter | None = None, **kwargs: Any
-    ) -> list[Document]:
-        asked = retrieval_requests.find_near(embedding, self._store, k, filter)
-        return [one for one, _ in _scored(await self._place.server.aask(asked))]
 
     def _key(self, query: str, k: int, filter: Filter | None) -> SearchKey:
         at = self.in_server
