@@ -47,9 +47,9 @@ def test_a_prediction_is_the_decision_at_the_pause() -> None:
     found = []
     for size, pause_s, (running, held) in product(SIZES, PAUSES_S, LOADS):
         paused = PausedContexts()
-        paused.add("e", 4000, COSTS)
+        paused.engines.add("e", 4000, COSTS)
         paused.saw([EngineLoad(name="e", model="m", running=running, held=held)], 0.0)
-        need = paused.need("m", size - 10, 10, pause_s, 50)
+        need = paused.engines.need("m", size - 10, 10, pause_s, 50)
         one = PausedContext("e", "c", size, "t", ("look",), pause_s, 0.0, Load(running, held))
         assert need is not None and need.strategy is decided(paused.begin(one, True))
         found.append(need.strategy)
@@ -69,10 +69,10 @@ def test_the_first_engine_of_a_model_stands_for_all() -> None:
     """An engine of another model or without measured costs says nothing. Before any load is known
     the engine counts as idle."""
     paused = PausedContexts()
-    assert paused.need("m", 500, 12, 1.0, 0) is None
-    paused.add("plain", 4000, None)
-    paused.add("e", 4000, replace(COSTS, host_tokens=0))
-    idle = paused.need("m", 500, 12, 1.0, 7)
+    assert paused.engines.need("m", 500, 12, 1.0, 0) is None
+    paused.engines.add("plain", 4000, None)
+    paused.engines.add("e", 4000, replace(COSTS, host_tokens=0))
+    idle = paused.engines.need("m", 500, 12, 1.0, 7)
     assert idle == MemoryNeed(
         12,
         COSTS.step_s,
@@ -84,13 +84,13 @@ def test_the_first_engine_of_a_model_stands_for_all() -> None:
         copy_s=1.8e-5,
     )
     paused.saw([busy("plain", "m"), busy("e", "n")], 0.0)
-    assert paused.need("m", 500, 12, 1.0, 7) == idle
-    paused.add("f", 4000, COSTS)
+    assert paused.engines.need("m", 500, 12, 1.0, 7) == idle
+    paused.engines.add("f", 4000, COSTS)
     paused.saw([busy("e", "m"), EngineLoad(name="f", model="m")], 0.0)
-    later = paused.need("m", 500, 12, 1.0, 0)
+    later = paused.engines.need("m", 500, 12, 1.0, 0)
     assert later is not None and later.strategy is Strategy.PRESERVE
     paused.lose("e")
-    assert paused.need("m", 500, 12, 1.0, 0) != later
+    assert paused.engines.need("m", 500, 12, 1.0, 0) != later
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_a_call_is_expected_to_call_the_tool_that_was_called_last() -> None:
     ):
         op = make_op(name, "next", size)
         memory.queued(op, "m", True, 40.0)
-        need = contexts.need("m", size, 10, want_s, later)
+        need = contexts.engines.need("m", size, 10, want_s, later)
         [one] = [one for one in memory._applications if one.id == name]
         assert need is not None and one.newest.need == token_seconds(need)
 
@@ -146,9 +146,9 @@ def test_a_prediction_knows_what_runs() -> None:
             session = made.driver.open("t")
             long = asyncio.create_task(made.ask(session, chatting("w1 " * 4000, "x", "look", 40)))
             await asyncio.sleep(0.5)
-            idle = contexts.need("simulated", 500, 12, 1.0, 0)
+            idle = contexts.engines.need("simulated", 500, 12, 1.0, 0)
             await made.ask(session, chatting("w2 ", "y", "look", 2))
-            beside = contexts.need("simulated", 500, 12, 1.0, 0)
+            beside = contexts.engines.need("simulated", 500, 12, 1.0, 0)
             await long
             assert idle is not None and beside is not None
             return idle.strategy, beside.strategy

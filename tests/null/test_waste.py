@@ -150,7 +150,7 @@ def test_a_context_goes_only_where_others_wait_and_by_its_waste() -> None:
     """Without pressure it stays, whatever the pause. Under pressure a short pause keeps it, a long
     one discards it, and a cheap copy takes it to the host, as long as there is room for it."""
     paused = PausedContexts()
-    paused.add("e", 1000, GPTJ)
+    paused.engines.add("e", 1000, GPTJ)
     stays = RetainContext("e", "c", Retention.EVICTABLE)
     assert paused.begin(make_paused("c", 512, 60.0), False) == [
         AdviseContext("e", "c", 60.0, None),
@@ -164,7 +164,7 @@ def test_a_context_goes_only_where_others_wait_and_by_its_waste() -> None:
         AdviseContext("e", "c", LONG_S, None),
         stays,
     ]
-    paused.add("e", 1000, replace(GPTJ, copy_s=1e-6, host_tokens=800))
+    paused.engines.add("e", 1000, replace(GPTJ, copy_s=1e-6, host_tokens=800))
     swapped = [AdviseContext("e", "c", 60.0, None), RetainContext("e", "c", Retention.SWAP)]
     assert paused.begin(make_paused("c", 512, 60.0), True) == swapped
     second = paused.begin(make_paused("d", 512, 60.0), True)
@@ -177,7 +177,7 @@ def test_a_context_goes_only_where_others_wait_and_by_its_waste() -> None:
 def test_each_pause_is_logged_and_learned(caplog: pytest.LogCaptureFixture) -> None:
     """The true waste stands beside the predicted one. A pause is counted once."""
     paused = PausedContexts()
-    paused.add("e", 1000, GPTJ)
+    paused.engines.add("e", 1000, GPTJ)
     paused.begin(make_paused("c", 512, 0.5), True)
     with caplog.at_level(logging.INFO, "weftline.memory"):
         paused.resumed("c", 14.0, 540)

@@ -162,7 +162,7 @@ class Memory:
         others have started does not announce this, and may show it only later.
         """
         self._pools.add(engine, kv_tokens, counts)
-        self.paused_contexts.add(engine, kv_tokens, costs, host_tokens)
+        self.paused_contexts.engines.add(engine, kv_tokens, costs, host_tokens)
 
     def occupancy(self) -> Occupancy:
         """What the KV caches hold at this moment."""
@@ -227,7 +227,7 @@ class Memory:
         pause_s = paused_contexts.expect(tenant, tools)
         later = max(1, round(paused_contexts.results.expect(tenant, tools)))
         expected_s = one.expected_pause_s if pause_s is None else pause_s
-        need = paused_contexts.need(one.model, prompt, output, expected_s, later)
+        need = paused_contexts.engines.need(one.model, prompt, output, expected_s, later)
         return None if need is None else token_seconds(need)
 
     def admit(self, model: str, pool: int | None, now: float, host: int = 0) -> list[Verb]:
@@ -287,7 +287,7 @@ class Memory:
         pause = one.expected_pause_s if want.pause_s is None else want.pause_s
         if self.gate.is_evicted(one.id) or one.has_likely_ended:
             pause = LONG_S
-        elif not kept.sure and engine in self.paused_contexts.hosts:
+        elif not kept.sure and engine in self.paused_contexts.engines.hosts:
             return [*found, *self._left(one, engine, op, pause, now), *self._bound(one)]
         found.append(AdviseContext(engine, op.context, pause, want.tokens))
         if not kept.sure or not self._pools.pin(kept):
@@ -306,7 +306,7 @@ class Memory:
             tools=(),
             pause_s=pause_s,
             since=now,
-            load=self.paused_contexts.loads.get(one.model, Load()),
+            load=self.paused_contexts.engines.load(one.model),
             stops=False,
         )
         return self.paused_contexts.begin(paused, self.own_memory.is_short(one.model))

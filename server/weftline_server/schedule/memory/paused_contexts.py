@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
-from weftline_engine.api import KvCosts, Retention
+from weftline_engine.api import Retention
 from weftline_server.schedule.memory.early_restores import LONG_COPY, EarlyRestores, Swapped
+from weftline_server.schedule.memory.engine_costs import EngineCosts
 from weftline_server.schedule.memory.host_copies import HostCopies, HostCopy
 from weftline_server.schedule.memory.pauses import Pauses
-from weftline_server.schedule.memory.rank import MemoryNeed
 from weftline_server.schedule.memory.tool_results import ToolResults
 from weftline_server.schedule.memory.verbs import AdviseContext, RetainContext, Verb
 from weftline_server.schedule.memory.waste import Load, Strategy, Waste, waste
@@ -53,55 +53,32 @@ class PausedContext:
 class PausedContexts:
     """The paused contexts of all applications, and what was learned from them.
 
-    Engines that announce no costs get copies up to the size of their host memory, or of their pool.
     Applications of the `pressed` models wait for room.
     """
 
     def __init__(self, learns: bool = True, pressed: AbstractSet[str] = frozenset()) -> None:
+        self.engines = EngineCosts()
         self.pauses = Pauses()
         self.results = ToolResults()
         self._learns = learns
         self._pressed = pressed
         self._host = HostCopies()
         self.early = EarlyRestores()
-        self._costs: dict[str, KvCosts] = {}
-        self._pools: dict[str, int] = {}  # the most tokens of copies where no costs are known
-        self._hosted: set[str] = set()  # engines without costs that have host memory
-        self._present: dict[str, tuple[KvCosts, Load]] = {}  # by model
         self._open: dict[str, tuple[PausedContext, Waste | None, Strategy]] = {}  # by context
-
-    def add(
-        self, engine: str, kv_tokens: int | None, costs: KvCosts | None, host_tokens: int = 0
-    ) -> None:
-        """Take note of an engine that takes work, and of its host memory if it measured no
-        costs."""
-        self._pools[engine] = host_tokens or kv_tokens or 0
-        self._hosted.discard(engine)
-        if host_tokens:
-            self._hosted.add(engine)
-        self._costs.pop(engine, None)
-        if costs is not None:
-            self._costs[engine] = costs
 
     def lose(self, engine: str) -> None:
         """Forget an engine that is gone with all its contexts and their copies."""
         self._host.lose(engine)
-        self._pools.pop(engine, None)
-        self._hosted.discard(engine)
-        gone = self._costs.pop(engine, None)
-        self._present = {one: told for one, told in self._present.items() if told[0] is not gone}
+        self.engines.lose(engine)
 
     def expect(self, tenant: str, tools: tuple[str, ...]) -> float | None:
         """The expected seconds of a pause for these tools; None where nothing is known."""
         return self.pauses.expect(tenant, tools) if self._learns else None
 
     def saw(self, loads: Sequence[EngineLoad], now: float) -> list[Verb]:
-        """Take note of what runs on the engines. The first one of a model stands for all. Copy the
-        contexts back whose tools end soon, where there is room for them beside what runs and no
-        application waits for it."""
-        for load in reversed(loads):
-            if (costs := self._costs.get(load.name)) is not None:
-                self._present[load.model] = costs, Load(load.running, load.held)
+        """Take note of what runs on the engines. Copy the contexts back whose tools end soon, where
+        there is room for them beside what runs and no application waits for it."""
+        self.engines.saw(loads)
         room = {
             load.name: (load.kv_tokens or 0) - load.held
             for load in loads
@@ -115,43 +92,9 @@ class PausedContexts:
                 self._open[context] = *found[:2], Strategy.PRESERVE
         return verbs
 
-    def need(
-        self, model: str, held: int, output: int, pause_s: float, later: int
-    ) -> MemoryNeed | None:
-        """What a call with a prompt of `held` tokens needs until its application has computed
-        `later` tokens after a pause. None where no engine has measured its costs.
-
-        The strategy is the one that would be chosen with the present load.
-        """
-        first = next(iter(self._costs.values()), None)
-        costs, load = self._present.get(model, (first, Load()))
-        if costs is None:
-            return None
-        return MemoryNeed(
-            output,
-            costs.step_s,
-            held=held,
-            pause_s=pause_s,
-            strategy=waste(held + output, pause_s, costs, load).best,
-            later=later,
-            again_s=costs.fill_s + costs.step_s / costs.chunk,
-            copy_s=costs.copy_s,
-        )
-
-    @property
-    def hosts(self) -> frozenset[str]:
-        """The engines that copy contexts to host memory."""
-        measured = (name for name, costs in self._costs.items() if costs.host_tokens)
-        return frozenset((*measured, *self._hosted))
-
-    @property
-    def loads(self) -> dict[str, Load]:
-        """What ran on the engines of each model, as last seen."""
-        return {model: load for model, (_, load) in self._present.items()}
-
     def gives_up(self, paused: PausedContext) -> bool:
         """Whether the application should give up its place: others use it better in the pause."""
-        costs = self._costs.get(paused.engine)
+        costs = self.engines.of(paused.engine)
         if costs is None:
             return False
         found = waste(paused.tokens, paused.pause_s, costs, paused.load)
@@ -159,7 +102,7 @@ class PausedContexts:
 
     def begin(self, paused: PausedContext, pressed: bool) -> list[Verb]:
         """Decide about a context; `pressed` says that an application waits for room."""
-        costs = self._costs.get(paused.engine)
+        costs = self.engines.of(paused.engine)
         found: Waste | None = None
         strategy = Strategy.PRESERVE
         if pressed and costs is not None:
@@ -170,7 +113,7 @@ class PausedContexts:
         verbs = self._verbs(paused, strategy)
         self._open[paused.context] = paused, found, strategy
         self.early.forget(paused.context)
-        moves = costs is not None and paused.engine not in self._hosted
+        moves = not self.engines.copies_itself(paused.engine)
         if costs is not None and moves and self.is_copied(paused.engine, paused.context):
             at, copy_s = paused.since + paused.pause_s, costs.copy_s * paused.tokens
             if copy_s > LONG_COPY * costs.step_s:
@@ -210,7 +153,7 @@ class PausedContexts:
         lasted = now - paused.since
         self.pauses.learn(paused.tenant, paused.tools, lasted)
         self.results.learn(paused.tenant, paused.tools, max(0, tokens - paused.tokens))
-        if predicted is not None and (costs := self._costs.get(paused.engine)) is not None:
+        if predicted is not None and (costs := self.engines.of(paused.engine)) is not None:
             true = waste(paused.tokens, lasted, costs, paused.load)
             log.info(
                 "pause of %.3f s (predicted %.3f s), %d tokens: %s for %.1f token-seconds "
@@ -245,9 +188,8 @@ class PausedContexts:
         advice = AdviseContext(engine, context, pause_s, None)
         gone = None
         if strategy is Strategy.SWAP:
-            costs = self._costs.get(engine)
-            most = self._pools.get(engine, 0) if costs is None else costs.host_tokens
             copy = HostCopy(paused.tokens, paused.since + paused.pause_s)
+            most = self.engines.most_copied(engine)
             gone = self._host.add(engine, context, copy, most, paused.since)
         if gone is None:
             return [advice, RetainContext(engine, context, Retention.EVICTABLE)]
