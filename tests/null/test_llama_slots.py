@@ -149,6 +149,21 @@ def test_how_long_an_answer_takes_is_measured() -> None:
     assert pace.ratio == pytest.approx(50, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("token_s", "share"), [(0.02, 0.005), (0.005, 0.02), (0.0002, 0.05), (None, 0.05)]
+)
+def test_a_copy_costs_less_where_computing_is_slow(token_s: float | None, share: float) -> None:
+    """Then a slot is written for a part of its tokens that may not come back."""
+    desk = bench(1)
+    if token_s is not None:
+        desk.book.pace.note(1000, 1000 * token_s, 0, 0.0)
+    assert desk.book.pace.copy_share == pytest.approx(share)
+    shared = LEAST_COPY * 3
+    desk.run(tuple(range(shared + 40)))
+    saved = desk.run((*range(shared), *range(9000, 9100))).save
+    assert (saved is not None) == (share * (shared + 41) < 0.25 * 41)
+
+
 def test_a_tenants_tokens_are_not_used_by_another() -> None:
     """The same prompt of another tenant finds nothing, and takes a slot afresh."""
     desk = bench(1)

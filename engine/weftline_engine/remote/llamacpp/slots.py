@@ -26,10 +26,6 @@ from weftline_engine.remote.llamacpp.state_cut import StateCut, after_prompt
 # A shorter beginning is computed again rather than copied. A copy is a file and two requests, and
 # a call may have to wait for it.
 LEAST_COPY = 128
-# Copying a token costs this share of computing it. On a CPU it was 0.01: writing and reading 1,020
-# tokens of a model of 135M parameters took 55 to 82 ms, and computing them 7 s of one core. A GPU
-# computes faster, and copies as fast.
-COPY_SHARE = 0.05
 # States that are kept for the borders of one prompt, and the memory that they may take in all
 # slots. One of LFM2 has 80 kB, of Qwen3.5 4B 50 MB.
 MOST_STOPS = 8
@@ -335,9 +331,9 @@ class SlotBook:
     ) -> _Choice:
         cost = float(len(call.tokens) - found)
         if restore is not None:
-            cost += COPY_SHARE * len(restore.tokens)
+            cost += self.pace.copy_share * len(restore.tokens)
         loss = self.contexts.loss(slot.number, found if restore is None else 0)
-        copied = COPY_SHARE * len(slot.tokens)
+        copied = self.pace.copy_share * len(slot.tokens)
         saves = self.copies and len(slot.tokens) >= LEAST_COPY and copied < loss
         cost += copied if saves else loss
         return _Choice(cost, slot.used, slot, found, saves, restore)
