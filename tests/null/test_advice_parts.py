@@ -153,7 +153,7 @@ def test_each_text_has_a_place(call: Call) -> None:
 
 
 def lineage(name: str) -> Lineage:
-    return Lineage(Program(name, "model", "", True), PromptTexts(0, ()), 0)
+    return Lineage(Program(name, "model", "", True), PromptTexts((), ()), ())
 
 
 def test_what_is_remembered_is_bounded() -> None:
