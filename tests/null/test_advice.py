@@ -147,6 +147,25 @@ async def test_a_program_that_was_mended_loses_its_advice(serve: Serve) -> None:
     assert await advice(server) == []
 
 
+async def test_lengths_hold_no_text(serve: Serve) -> None:
+    """With `lengths` a row has each recorded call before and after the change: segments by number
+    with their tokens. The clock is number 1, and then stands behind the rules.
+    """
+    server = await serve()
+    await send(server, a_clock_in_a_template())
+    (row,) = await advice(server)
+    answer = (await server.http.get(f"/v1/advice?lengths=true&id={row['id']}")).json()
+    lengths = answer["advice"][0]["lengths"]
+    now, then = lengths["now"], lengths["then"]
+    assert [text for text, _ in now[0]["segments"]] == [0, 1, 2, 3, 4]
+    assert [text for text, _ in then[0]["segments"]] == [0, 2, 3, 1, 4]
+    assert [text for text, _ in then[1]["segments"]] == [0, 2, 3, 5, 6]
+    assert {one["output_tokens"] for one in (*now, *then)} == {4}
+    assert lengths["engine"] == {"kv_tokens": None, "step_s": None, "fill_s": None, "chunk": None}
+    other = (await server.http.get("/v1/advice?id=other")).json()
+    assert other == {"advice": [], "total": 0}
+
+
 async def test_templates_of_one_name_are_told_apart(serve: Serve) -> None:
     """Two templates in turn, with half of their text in common. Each is compared with itself. Items
     of a map differ in the numbers of their names, and are of one program.

@@ -185,7 +185,7 @@ USAGE = Usage(prompt_tokens=200, cached_tokens=0, output_tokens=1, started=0.0, 
 
 
 def told(call: Call, number: int) -> Told:
-    return Told(call, {}, None, USAGE, "engine", float(number) + 1)
+    return Told(call, {}, None, USAGE, "engine", float(number), float(number) + 1)
 
 
 def template(name: str, now: str) -> Call:
@@ -314,7 +314,7 @@ def test_what_was_cached_is_not_lost_by_reordered_tools(cached: int, lost: int |
         out = Placeholder(name="out", in_out=InOut.OUT, semantic_var_id="v")
         call = Call(name="ask", prompt=messages, placeholders=(out,), tools=tuple(order))
         usage = replace(USAGE, prompt_tokens=1000, cached_tokens=cached if number else 0)
-        return Told(call, {}, None, usage, "engine", float(number) + 1)
+        return Told(call, {}, None, usage, "engine", float(number), float(number) + 1)
 
     ledger = Ledger()
     for number in range(2):

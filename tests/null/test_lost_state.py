@@ -19,7 +19,7 @@ def ledger_of(*lost: int) -> Ledger:
     for number, tokens in enumerate(lost):
         usage = replace(USAGE, prompt_tokens=1000, cached_tokens=100, lost_tokens=tokens)
         call = template("ask", "noon")
-        ledger.note(Told(call, {}, None, usage, "llamacpp", float(number) + 1))
+        ledger.note(Told(call, {}, None, usage, "llamacpp", float(number), float(number) + 1))
     return ledger
 
 

@@ -24,8 +24,9 @@ def turn(
     return RecordedCall(
         number=number,
         follows=number - 1 or None,
-        texts=(250,) * (2 * number),
-        tools=0,
+        at=float(number),
+        segments=tuple((at, 250) for at in range(2 * number)),
+        tools=(),
         output=output,
         prompt=prompt,
         computed=computed,
@@ -100,11 +101,11 @@ def test_a_context_that_is_computed_again_counts() -> None:
 async def test_it_stands_behind_the_other_advice(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """GET /v1/advice has the row, unless one finding is asked for."""
+    """GET /v1/advice has the row, unless one finding or the lengths of calls are asked for."""
     monkeypatch.setattr(Advisor, "programs", lambda *_: [conversation(40, output=400)])
     server = await serve()
     found = (await server.http.get("/v1/advice")).json()
     assert [row["cause"] for row in found["advice"]] == ["length"]
     assert found["total"] == 1
-    none = (await server.http.get("/v1/advice?id=other")).json()
+    none = (await server.http.get("/v1/advice?lengths=true")).json()
     assert none == {"advice": [], "total": 0}

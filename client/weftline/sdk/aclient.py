@@ -133,15 +133,17 @@ class AsyncClient:
         found: list[dict[str, Any]] = answer["sessions"]
         return found
 
-    async def advice(self, *, limit: int = 100) -> list[dict[str, Any]]:
+    async def advice(self, *, limit: int = 100, lengths: bool = False) -> list[dict[str, Any]]:
         """Where prompts of your programs part although equal text follows, which is computed anew.
 
         The finding that has cost most tokens comes first. There are at most `limit` rows. A row has
         a sentence with what to do in `says`, and in `lost_tokens` what was computed anew so far.
         `before` and `after` are the two texts at their first difference, or None if the server does
-        not log prompts.
+        not log prompts. With `lengths` a row has the lengths of recorded calls, before and after
+        the change, for a simulation.
         """
-        answer = await self.connection.request("GET", f"/v1/advice?limit={limit}")
+        query = f"limit={limit}" + ("&lengths=true" if lengths else "")
+        answer = await self.connection.request("GET", f"/v1/advice?{query}")
         rows: list[dict[str, Any]] = answer["advice"]
         return rows
 

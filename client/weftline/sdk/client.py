@@ -127,15 +127,16 @@ class Client:
         """
         return BACKGROUND.run(self.remote.sessions(limit=limit, text=text))
 
-    def advice(self, *, limit: int = 100) -> list[dict[str, Any]]:
+    def advice(self, *, limit: int = 100, lengths: bool = False) -> list[dict[str, Any]]:
         """Where prompts of your programs part although equal text follows, which is computed anew.
 
         The finding that has cost most tokens comes first. There are at most `limit` rows. A row has
         a sentence with what to do in `says`, and in `lost_tokens` what was computed anew so far.
         `before` and `after` are the two texts at their first difference, or None if the server does
-        not log prompts.
+        not log prompts. With `lengths` a row has the lengths of recorded calls, before and after
+        the change, for a simulation.
         """
-        return BACKGROUND.run(self.remote.advice(limit=limit))
+        return BACKGROUND.run(self.remote.advice(limit=limit, lengths=lengths))
 
 
 class Variable(VariableBase):

@@ -29,6 +29,7 @@ _PARAMETERS = {
     "starting_after": ("Only events with a higher sequence_number.", 41),
     "after": ("Only items after the one of this id.", "msg_1"),
     "order": ("asc, or desc for the newest first.", "asc"),
+    "lengths": ("Add the recorded lengths, and what a simulation needs of the engines.", False),
 }
 _KEY = {
     "type": "http",

@@ -1,29 +1,40 @@
-"""The advice of a tenant as JSON rows."""
+"""The advice of a tenant as JSON rows, with the lengths of a program's calls where asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from weftline_server.observe.advice.changed_lengths import lengths_view
 from weftline_server.observe.advice.program import Finding, Program, Subject
 from weftline_server.observe.advice.sentence import sentence
+from weftline_server.runtime.service import EngineStatus
 
 MOST = 1000  # rows of a list
 _SUMS = ("calls", "times", "lost_tokens", "prompt_tokens", "cached_tokens")
 
 
 def advice_rows(
-    told: Sequence[tuple[Program, Subject, Finding]], *, values: bool
+    told: Sequence[tuple[Program, Subject, Finding]],
+    *,
+    values: bool,
+    engines: Sequence[EngineStatus] | None = None,
 ) -> list[dict[str, Any]]:
     """A row for each finding.
 
     With `values` a row has the texts around the first difference, and the beginning of a
-    conversation. The beginning of a template is the program's own text, and is always there.
+    conversation. The beginning of a template is the program's own text, and is always there. With
+    `engines` a row has the lengths of recorded calls, and what a simulation needs of their engine.
     """
-    return [
-        {"id": program.id_of(subject), **_row(program, finding, values=values)}
-        for program, subject, finding in told
-    ]
+    costs = {engine.name: engine_view(engine) for engine in engines or ()}
+    rows = []
+    for program, subject, finding in told:
+        row = {"id": program.id_of(subject), **_row(program, finding, values=values)}
+        if engines is not None:
+            engine = costs.get(program.engine)
+            row["lengths"] = {**lengths_view(program, finding), "engine": engine}
+        rows.append(row)
+    return rows
 
 
 def merged_advice(lists: Sequence[Mapping[str, Any]], limit: int) -> dict[str, Any]:
@@ -65,4 +76,15 @@ def _row(program: Program, finding: Finding, *, values: bool) -> dict[str, Any]:
         "before": None if extract is None else extract.before,
         "after": None if extract is None else extract.after,
         "says": sentence(program, finding),
+    }
+
+
+def engine_view(engine: EngineStatus) -> dict[str, Any]:
+    """What a simulation of the engine needs. What was not measured is None."""
+    costs = engine.kv_costs
+    return {
+        "kv_tokens": engine.kv_tokens,
+        "step_s": None if costs is None else costs.step_s,
+        "fill_s": None if costs is None else costs.fill_s,
+        "chunk": None if costs is None else costs.chunk,
     }

@@ -44,6 +44,7 @@ class Advisor:
                 session.id if session.stays else None,
                 steps[0].usage,
                 steps[0].engine or "",
+                steps[0].queued,
                 steps[0].finished or steps[0].usage.filled,
             )
         )

@@ -21,12 +21,13 @@ class Lineage:
     """Prompts of one program that follow one another; the last of them is kept.
 
     The prompts are of one template, or turns of one conversation. `chars` are those of the last
-    prompt's texts, and `tools` those of its tools. `number` is that of its last call.
+    prompt's texts. `tools` has a hash of each of its tools, and its characters. `number` is that of
+    its last call.
     """
 
     program: Program
     prompt: PromptTexts
-    tools: int
+    tools: tuple[tuple[int, int], ...]
     chars: int = 0
     number: int = 0
     keys: set[Key] = field(default_factory=set)

@@ -61,17 +61,19 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
-    """The lengths of one call: the tokens of each text of its prompt, and of its tools.
+    """The lengths of one call: the segments by the hash of their text, with their tokens.
 
-    `follows` is the number of the call whose prompt this one was compared with. `output` are the
-    tokens that it generated, in `decode_s` seconds. Of the tokens of its `prompt` so many were
-    `computed`, in `fill_s` seconds.
+    `tools` has a segment for each tool. `follows` is the number of the call whose
+    prompt this one was compared with. `at` is when the call was queued, in seconds of the server's
+    clock. `output` are the tokens that it generated, in `decode_s` seconds. Of the tokens of its
+    `prompt` so many were `computed`, in `fill_s` seconds.
     """
 
     number: int
     follows: int | None
-    texts: tuple[int, ...]
-    tools: int
+    at: float
+    segments: tuple[tuple[int, int], ...]
+    tools: tuple[tuple[int, int], ...]
     output: int
     prompt: int = 0
     computed: int = 0

@@ -46,13 +46,15 @@ _NUMBER = re.compile(r"\d+")
 @dataclass(frozen=True, slots=True)
 class Told:
     """A call that has ended, as the advisor is told of it. `session` is None for a session of a
-    single request. `ended` is when its answer was complete, in seconds of the server's clock."""
+    single request. `at` is when the call was queued, and `ended` when its answer was complete, in
+    seconds of the server's clock."""
 
     call: Call
     variables: Variables
     session: str | None
     usage: Usage
     engine: str
+    at: float
     ended: float
 
 
@@ -74,8 +76,8 @@ class Ledger:
         if before is not None and before.prompt.tools == prompt.tools:
             tools = before.tools
         else:
-            tools = tool_chars(prompt.tools)
-        rate = told.usage.prompt_tokens / (chars + tools)
+            tools = tuple([(hash(repr(tool)), tool_chars([tool])) for tool in prompt.tools])
+        rate = told.usage.prompt_tokens / (chars + sum(size for _, size in tools))
         if before is None:
             program = _program(told, prompt, is_template=template is not None)
         else:
@@ -195,7 +197,7 @@ def _program(told: Told, prompt: PromptTexts, *, is_template: bool) -> Program:
 def _recorded(
     told: Told,
     prompt: PromptTexts,
-    tools: int,
+    tools: tuple[tuple[int, int], ...],
     rate: float,
     numbers: tuple[int, int | None],
 ) -> RecordedCall:
@@ -203,8 +205,9 @@ def _recorded(
     return RecordedCall(
         number=number,
         follows=follows,
-        texts=tuple([round(len(text) * rate) for text in prompt.texts]),
-        tools=round(tools * rate),
+        at=told.at,
+        segments=tuple([(hash(text), round(len(text) * rate)) for text in prompt.texts]),
+        tools=tuple([(tool, round(size * rate)) for tool, size in tools]),
         output=told.usage.output_tokens,
         prompt=told.usage.prompt_tokens,
         computed=told.usage.prompt_tokens - told.usage.cached_tokens,

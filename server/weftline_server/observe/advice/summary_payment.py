@@ -76,8 +76,9 @@ def compaction_row(program: Program) -> dict[str, Any] | None:
     if costs is None:
         return None
     longest = max(calls, key=lambda one: one.prompt)
-    begins = longest.tools + sum(longest.texts[:1])
-    after = begins + SUMMARY_TOKENS + sum(longest.texts[1:][-KEPT_MESSAGES:])
+    begins = [tokens for _, tokens in (*longest.tools, *longest.segments[:1])]
+    kept = sum(tokens for _, tokens in longest.segments[1:][-KEPT_MESSAGES:])
+    after = sum(begins) + SUMMARY_TOKENS + kept
     numbers = {one.number: one for one in calls}
     later = [(one, numbers[one.follows]) for one in calls if one.follows in numbers]
     new = [max(0, one.prompt - before.prompt) for one, before in later]
@@ -85,7 +86,7 @@ def compaction_row(program: Program) -> dict[str, Any] | None:
     anew = again / max(1, sum(one.prompt for one, _ in later))
     output = sum(one.output for one in calls) / len(calls)
     found = payment(costs, longest.prompt, after, output, anew)
-    so_far = (len(longest.texts) + 1) // 2
+    so_far = (len(longest.segments) + 1) // 2
     if found.turns is None or found.turns > so_far or not 0 < after < longest.prompt:
         return None
     return _row(program, found)
