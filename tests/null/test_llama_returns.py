@@ -29,6 +29,21 @@ def test_a_freed_context_is_written_while_such_contexts_return() -> None:
     assert all(writes[1:30]) and not any(writes[45:])
 
 
+@pytest.mark.parametrize(("is_agents", "found"), [(True, 1), (False, 0)])
+def test_an_agent_is_believed_to_return(is_agents: bool, found: int) -> None:
+    """Two agents without a session begin alike. The first one's slot is written before the second
+    takes it for their common beginning, though little of the first one's own would be lost."""
+    desk, own = bench(4), 60
+    for agent in range(2):
+        tokens = (*SHARED, *range(100 * agent, 100 * agent + own))
+        seat = desk.run(tokens, name=f"a{agent}", is_agents=is_agents)
+        desk.book.contexts.free(f"a{agent}")
+    assert (seat.slot, seat.found) == (0, len(SHARED))
+    assert sum(one.save is not None for one in desk.seats) == found
+    again = desk.run((*SHARED, *range(own), 7, 5), is_agents=is_agents)
+    assert again.found == (len(SHARED) + own + 1 if is_agents else len(SHARED))
+
+
 @pytest.mark.parametrize("cut", [StateCut.ANYWHERE, StateCut.KEPT])
 def test_conversations_beyond_the_slots_compute_only_what_is_new(cut: StateCut) -> None:
     """Six of them, without a session, take three turns each on four slots."""

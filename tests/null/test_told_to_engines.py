@@ -329,20 +329,20 @@ def test_an_engine_that_drafts_is_told_what_ran_before(
 
 
 class Noting(NullEngine):
-    """A null engine that keeps the hints of every op."""
+    """A null engine that keeps every op."""
 
-    def __init__(self, told: list[Hints]) -> None:
+    def __init__(self, told: list[Op]) -> None:
         super().__init__(NullConfig())
         self._told = told
 
     def submit(self, op: Op) -> None:
-        self._told.append(op.hints)
+        self._told.append(op)
         super().submit(op)
 
 
 async def test_an_engine_knows_whose_text_nobody_streams(serve: Serve) -> None:
     """A client that waits for the whole value says so with its request, before an engine has it."""
-    told: list[Hints] = []
+    told: list[Op] = []
     chat = {"model": "null", "messages": [{"role": "user", "content": "hi there"}]}
     out = {"in_out": "out", "semantic_var_id": "a"}
     calls = [call("c", "x {{output:o}}", o=out)]
@@ -356,4 +356,20 @@ async def test_an_engine_knows_whose_text_nobody_streams(serve: Serve) -> None:
         ("/v1/submit", {"calls": calls, "watch": ["a"], "parts": True}, False),
     ):
         assert (await server.http.post(path, json=body)).status_code == 200
-        assert told.pop().unread is unread, (path, body)
+        assert told.pop().hints.unread is unread, (path, body)
+
+
+async def test_an_engine_knows_which_prompts_are_an_agents(serve: Serve) -> None:
+    """Those that offer tools."""
+    told: list[Op] = []
+    chat = {"model": "null", "messages": [{"role": "user", "content": "hi there"}]}
+    tools = [{"type": "function", "function": {"name": "clock"}}]
+    server = await serve(also={"null": lambda: Noting(told)})
+    for more, is_agents in (
+        ({}, False),
+        ({"tools": tools}, True),
+        ({"tools": tools, "tool_choice": "none"}, False),
+    ):
+        answer = await server.http.post("/v1/chat/completions", json={**chat, **more})
+        assert answer.status_code == 200
+        assert told.pop().guesses.is_agents is is_agents

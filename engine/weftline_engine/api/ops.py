@@ -213,11 +213,13 @@ class Guesses:
     `references` name contexts of the same salt whose tokens the output may repeat, such as those of
     calls with the same template. An engine that announces `drafts` may take guesses from at most
     MOST_REFERENCES of them. Other prompts are likely to part from this one behind so many of its
-    tokens as `borders` say, the likeliest first. Engines that announce `wants_borders` get them.
+    tokens as `borders` say, the likeliest first. Engines that announce `wants_borders` get them. An
+    `is_agents` prompt offers tools: another one is likely to begin with it.
     """
 
     references: tuple[str, ...] = ()
     borders: tuple[int, ...] = ()
+    is_agents: bool = False
 
     def moved(self, tokens: int) -> Guesses:
         """The same guesses where so many more tokens stand before the op's own."""

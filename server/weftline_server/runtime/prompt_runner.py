@@ -237,7 +237,8 @@ def guesses(
 ) -> api.Guesses:
     """What the server guesses of a prompt's tokens, for engines with this description."""
     contexts = references(session, primitive) if engine.drafts else ()
-    return api.Guesses(references=contexts, borders=payload.borders)
+    has_tools = bool(body_of(primitive).call.offered_tools)
+    return api.Guesses(references=contexts, borders=payload.borders, is_agents=has_tools)
 
 
 def references(session: ServerSession, primitive: Primitive) -> tuple[str, ...]:

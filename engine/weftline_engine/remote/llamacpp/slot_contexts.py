@@ -12,10 +12,11 @@ from weftline_engine.remote.llamacpp.state_cut import StateCut
 
 # A context that may be evicted counts at least as this share of one that the server keeps. A freed
 # one counts as the share of freed contexts that return: all of them, where the clients of
-# conversations name no session.
+# conversations name no session. Agents, whose prompts have tools, are counted by themselves.
 LIVE_SHARE = 0.3
-# The share before anything is known, 0.25, is worth so many observations: a map-reduce of 20 calls
-# does not end copies.
+# The shares of others and of agents before anything is known.
+FREED_SHARES = (0.25, 0.75)
+# They are worth so many observations: a map-reduce of 20 calls does not end copies.
 FREED_PRIOR = 4
 # Freed contexts that are remembered for each slot. The oldest are reported as dropped.
 FREED_PER_SLOT = 8
@@ -45,6 +46,22 @@ class HeldTokens:
         return cut.usable(shared, len(self.tokens), len(tokens) + grows, self.checkpoints)
 
 
+@dataclass(slots=True)
+class ReturnCount:
+    """How many freed contexts of a kind have returned, and how many have gone without."""
+
+    usual: float
+    returned: int = 0
+    gone: int = 0
+
+    @property
+    def share(self) -> float:
+        """The share that returns."""
+        return (self.returned + self.usual * FREED_PRIOR) / (
+            self.returned + self.gone + FREED_PRIOR
+        )
+
+
 @dataclass(eq=False, slots=True)
 class SlotContext:
     """A context's tokens, of which the first `prompt` were not generated, and how many of them each
@@ -61,6 +78,7 @@ class SlotContext:
     prompt: int
     salt: str
     held: list[int]
+    count: ReturnCount
     retention: Retention = Retention.EVICTABLE
     freed: bool = False
     returned: bool = False
@@ -91,14 +109,20 @@ class SlotContexts:
         self._slots = slots
         self._files = files
         self._contexts: dict[str, SlotContext] = {}
-        self._returned = self._gone = 0  # freed contexts
+        self._counts = tuple(map(ReturnCount, FREED_SHARES))
 
     def begin(self, op: Op, tokens: tuple[int, ...]) -> None:
         """Add the context that an op will make of these tokens."""
         held = [slot.holds(tokens, op.salt, grows=True) for slot in self._slots]
         self._note_return(tokens, op.salt)
         self._contexts[op.context] = SlotContext(
-            op.id, op.attempt, tokens, len(tokens), op.salt, held
+            op.id,
+            op.attempt,
+            tokens,
+            len(tokens),
+            op.salt,
+            held,
+            self._counts[op.guesses.is_agents],
         )
 
     def grow(self, context: str, tokens: tuple[int, ...], *, ended: bool) -> None:
@@ -144,7 +168,7 @@ class SlotContexts:
                 one.told = left
                 yield Left(name, one.op, one.attempt, *left)
             if one.freed and not left[1]:
-                self._gone += not one.returned
+                one.count.gone += not one.returned
                 del self._contexts[name]
 
     def moved(self, number: int) -> None:
@@ -161,7 +185,9 @@ class SlotContexts:
                 continue
             others = (held for other, held in enumerate(one.held) if other != number)
             elsewhere = max(left, self._filed(one), *others, 0)
-            share = self._freed_share if one.freed else 1.0 if one.is_kept else self._live_share
+            share = one.count.share
+            if not one.freed:  # it is no less then, because its application has not ended
+                share = 1.0 if one.is_kept else max(share, LIVE_SHARE)
             most = max(most, share * (here - elsewhere))
         return most
 
@@ -181,16 +207,6 @@ class SlotContexts:
                 if one.held[number] >= self._filed(one) + least:
                     yield number
 
-    @property
-    def _freed_share(self) -> float:
-        """The share of freed contexts that return."""
-        return (self._returned + 1) / (self._returned + self._gone + FREED_PRIOR)
-
-    @property
-    def _live_share(self) -> float:
-        """The share of the others. It is no less, because their application has not ended."""
-        return max(self._freed_share, LIVE_SHARE)
-
     def _note_return(self, tokens: tuple[int, ...], salt: str) -> None:
         """A prompt may begin with that of a freed context."""
         for one in self._contexts.values():
@@ -198,7 +214,7 @@ class SlotContexts:
                 continue
             if tokens[: one.prompt] == one.tokens[: one.prompt]:
                 one.returned = True
-                self._returned += 1
+                one.count.returned += 1
 
     def _filed(self, context: SlotContext) -> int:
         return self._files.longest(context.tokens, context.salt, grows=True)[1]
