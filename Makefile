@@ -215,8 +215,7 @@ test-page: install ## the page /ui, in the Chromium of this machine
 	$(PYTEST) tests/page
 
 # The older vLLM gets what depends on its insides: our scheduler, its block pool and its KV events.
-OF_A_VERSION := tests/vllm/test_scheduler.py tests/vllm/test_pool.py tests/vllm/test_asynchronous_plan.py \
-  tests/vllm/test_means.py
+OF_A_VERSION := $(addprefix tests/vllm/test_,scheduler.py plans.py gpu_paths.py means.py)
 test-vllm: install install-bench ## the contract on a real vLLM
 	$(PYTEST) tests/vllm
 

@@ -4,12 +4,16 @@ wire.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx2
 from fastapi import FastAPI
 
+from weftline_engine.api import Engine
+from weftline_server.app import create_app
+from weftline_server.config import ServerConfig
 from weftline_server.http.state import state_of
 from weftline_server.runtime.driver import Driver
 from weftline_server.runtime.service import Service
@@ -56,6 +60,18 @@ class Server:
 
 
 Serve = Callable[..., Awaitable[Server]]
+
+
+@asynccontextmanager
+async def served(name: str, engine: Callable[[], Engine]) -> AsyncIterator[Server]:
+    """A server with one engine, inside the block."""
+    app = create_app(ServerConfig(), {name: engine})
+    async with app.router.lifespan_context(app):
+        transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx2.AsyncClient(
+            transport=transport, base_url="http://t", timeout=300
+        ) as http:
+            yield Server(app, http)
 
 
 def running(dispatcher: Dispatcher) -> dict[str, tuple[int, int]]:

@@ -1,15 +1,13 @@
-"""A program for vLLM's interpreter that plans steps with our scheduler as vLLM does on a GPU.
+"""A story of plans.py: our scheduler plans steps as vLLM does on a GPU.
 
-`python asynchronous_plan.py MODEL` plans each step before the last one's tokens are there, which
-vLLM calls asynchronous scheduling. Its build for CPUs never does so by itself. The program prints
-the scheduler's class, and for each step the tokens that it computes of each request, as JSON.
+Each step is planned before the last one's tokens are there, which vLLM calls asynchronous
+scheduling. Its build for CPUs never does so by itself.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from collections import deque
+from typing import Any
 
 import torch
 from vllm import SamplingParams
@@ -87,8 +85,9 @@ def computed(
     )
 
 
-def main(model: str) -> None:
-    """Two requests run. Of the two that wait, the one that came last is the most urgent."""
+def asynchronous_steps(model: str) -> dict[str, Any]:
+    """The scheduler's class, and for each step the tokens of each request. Two requests run. Of the
+    two that wait, the one that came last is the most urgent."""
     scheduler = created(model)
     assert isinstance(scheduler, WeftlineScheduler)
     for name, priority in PRIORITIES.items():
@@ -102,8 +101,4 @@ def main(model: str) -> None:
         if len(pending) == 2:
             first = pending.popleft()
             scheduler.update_from_output(first, computed(first))
-    print(json.dumps({"class": type(scheduler).__name__, "steps": steps}))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+    return {"class": type(scheduler).__name__, "steps": steps}

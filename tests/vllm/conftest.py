@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import subprocess
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -31,6 +34,21 @@ def vllm_python() -> str:
     python = os.environ.get("WEFTLINE_VLLM_PYTHON", str(ROOT / ".venv-vllm/bin/python"))
     assert Path(python).exists(), f"{python} is missing: run `make test-vllm`"
     return python
+
+
+@pytest.fixture(scope="session")
+def plans(smollm2_directory: Path, vllm_python: str) -> dict[str, Any]:
+    """What plans.py has printed: each of its stories by name."""
+    path = os.pathsep.join((str(ROOT / "engine"), str(ROOT / "client"), str(ROOT)))
+    done = subprocess.run(
+        [vllm_python, str(Path(__file__).with_name("plans.py")), str(smollm2_directory)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 @pytest.fixture(scope="session")

@@ -1,15 +1,13 @@
-"""A program for vLLM's interpreter: what our scheduler plans where a GPU's vLLM differs.
+"""A story of plans.py: what our scheduler plans where a GPU's vLLM differs.
 
-`python gpu_paths.py MODEL` prints JSON: the CUDA graphs of its steps and of vLLM's own, what a
-worker process would get, the steps of requests whose keys and values come from host memory, what
-full host memory drops, and the steps of a prompt beside an answer.
+The CUDA graphs of its steps and of vLLM's own, what a worker process would get, the steps of
+requests whose keys and values come from host memory, what full host memory drops, and the steps of
+a prompt beside an answer.
 """
 
 from __future__ import annotations
 
-import json
 import pickle
-import sys
 from collections import deque
 from typing import Any
 
@@ -236,9 +234,9 @@ def beside(model: str, itl_s: float | None) -> list[dict[str, int]]:
     return steps[2:]
 
 
-def main(model: str) -> None:
-    """Print all stories."""
-    found = {
+def on_a_gpu(model: str) -> dict[str, Any]:
+    """All of it by name."""
+    return {
         "graphs": graphs(model, SCHEDULER),
         "vllm's": graphs(model, None),
         "crossing": crossing(model),
@@ -249,8 +247,3 @@ def main(model: str) -> None:
         "fast": weighed(model, 0.1),
         "slow": weighed(model, 9.0),
     }
-    print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -1,4 +1,4 @@
-"""Runs in vLLM's interpreter: contexts are pinned, freed and evicted in vLLM's own block pool."""
+"""A story of plans.py: contexts are pinned, freed and evicted in vLLM's own block pool."""
 
 from __future__ import annotations
 
@@ -106,11 +106,15 @@ def a_long_pause_is_evicted_first() -> None:
     assert cached(pool, b"1", b"2", b"3", b"4") == [True, True, False, False]
 
 
-for story in (
-    the_dead_go_first,
-    what_two_applications_have_stays,
-    what_the_next_turn_continues_stays,
-    what_is_pinned_stays,
-    a_long_pause_is_evicted_first,
-):
-    story()
+def stories_of_a_pool() -> list[str]:
+    """Each asserts what it says. The names of those that were told."""
+    stories = (
+        the_dead_go_first,
+        what_two_applications_have_stays,
+        what_the_next_turn_continues_stays,
+        what_is_pinned_stays,
+        a_long_pause_is_evicted_first,
+    )
+    for story in stories:
+        story()
+    return [story.__name__ for story in stories]

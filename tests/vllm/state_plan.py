@@ -1,13 +1,7 @@
-"""A program for vLLM's interpreter that plans prompts of a model with a state, by our scheduler.
-
-`python state_plan.py MODEL` prints for each story how many tokens of each prompt are computed, as
-JSON. No model is loaded.
-"""
+"""A story of plans.py: our scheduler plans prompts of a model with a state."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections import Counter
 from typing import Any
 
@@ -118,34 +112,29 @@ def next_turn(model: str, *, kept: bool) -> int:
     """
     scheduler = created(model, FEW_BLOCKS)
     if kept:
-        run(scheduler, request("long", DEEP))
+        run(scheduler, request("long", DEEP, []))
         scheduler._contexts.retain("long", Retention.KEEP)
         others = 3
     else:
-        run(scheduler, request("long", DEEP), request("beside", tuple(range(5000, 5300))))
+        run(scheduler, request("long", DEEP, []), request("beside", tuple(range(5000, 5300))))
         others = 1
     for other in range(others):
         run(scheduler, request("other", tuple(range(6000 + 400 * other, 6400 + 400 * other))))
     return run(scheduler, request("next", (*DEEP, *range(OWN))))["next"]
 
 
-def main(model: str) -> None:
-    """Siblings at once, with borders and without; two levels of them, one after the other; and
-    conversations in a full pool."""
+def computed_with_states(model: str) -> dict[str, Any]:
+    """How many tokens of each prompt are computed: siblings at once, with borders and without; two
+    levels of them, one after the other; and conversations in a full pool."""
     init_none_hash(sha256)
     ends = [len(SHARED), len(DEEP)]
     levels, scheduler = Counter[str](), created(model)
     for own in (1, 2):
         levels += run(scheduler, request(f"deep {own}", (*DEEP, *[own] * OWN), ends))
     levels += run(scheduler, request("beside", (*SHARED, *[9] * OWN)))
-    stories = {
+    return {
         "with": run(created(model), *siblings([len(SHARED)])),
         "without": run(created(model), *siblings(None)),
         "levels": levels,
         "next turn": [next_turn(model, kept=kept) for kept in (True, False)],
     }
-    print(json.dumps(stories))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -1,15 +1,11 @@
 """Our scheduler where vLLM does on a GPU what its build for CPUs does not.
 
-The parts run in vLLM's interpreter, without a model (gpu_paths.py). That workers are processes of
+The parts run without a model (gpu_paths.py). That workers are processes of
 their own is so on a CPU, too: there the contract runs with them.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -18,24 +14,12 @@ import pytest
 from tests.contract.target import Target
 from weftline_engine.remote.vllm.engine import VLLMEngine
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(900)
 
 
-@pytest.fixture(scope="session")
-def found(smollm2_directory: Path, vllm_python: str) -> dict[str, Any]:
-    """What the program has printed."""
-    path = os.pathsep.join((str(ROOT / "engine"), str(ROOT / "client"), str(ROOT)))
-    program = [vllm_python, str(Path(__file__).with_name("gpu_paths.py"))]
-    done = subprocess.run(
-        [*program, str(smollm2_directory)],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+@pytest.fixture
+def found(plans: dict[str, Any]) -> Any:
+    return plans["gpu"]
 
 
 def test_decode_steps_have_the_cuda_graphs_of_vllms_own(found: dict[str, Any]) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from shutil import copy
 from typing import Any
 
-import httpx2
 import pytest
 import pytest_asyncio
 import torch
@@ -20,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from transformers import AutoModelForCausalLM, Lfm2Config
 
 from tests.contract.target import Target
-from tests.null.asgi import Server
+from tests.null.asgi import Server, served
 from tests.tool_turns import agent_turns
 from tests.vllm.conftest import BLOCK
 from weftline_engine import api
@@ -29,8 +28,6 @@ from weftline_engine.remote.vllm.config import VLLMConfig
 from weftline_engine.remote.vllm.engine import VLLMEngine
 from weftline_engine.remote.vllm.vllm_child import Child
 from weftline_engine.remote.vllm.vllm_settings import SchedulerChoice
-from weftline_server.app import create_app
-from weftline_server.config import ServerConfig
 
 # The first test of each vLLM waits for it, which loads for a minute or more.
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
@@ -94,13 +91,8 @@ async def hybrid(config: VLLMConfig) -> AsyncIterator[Target]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def server(config: VLLMConfig) -> AsyncIterator[Server]:
-    app = create_app(ServerConfig(), {"lfm2": lambda: VLLMEngine(config)})
-    async with app.router.lifespan_context(app):
-        transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx2.AsyncClient(
-            transport=transport, base_url="http://t", timeout=300
-        ) as http:
-            yield Server(app, http)
+    async with served("lfm2", lambda: VLLMEngine(config)) as server:
+        yield server
 
 
 def op(name: str, tokens: tuple[int, ...], **options: Any) -> api.Op:

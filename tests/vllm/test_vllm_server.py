@@ -7,13 +7,12 @@ import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-import httpx2
 import psutil
 import pytest
 import pytest_asyncio
 
 from tests.contract.target import Target
-from tests.null.asgi import Server, call
+from tests.null.asgi import Server, call, served
 from tests.tool_turns import MOST_COMPUTED, computed_behind_a_call
 from tests.vllm.conftest import BLOCK
 from weftline_engine import api
@@ -21,8 +20,6 @@ from weftline_engine.remote.openai.endpoint import EndpointConfig
 from weftline_engine.remote.vllm.cache_size import gauge_names
 from weftline_engine.remote.vllm.config import VLLMConfig
 from weftline_engine.remote.vllm.engine import VLLMEngine
-from weftline_server.app import create_app
-from weftline_server.config import ServerConfig
 
 # The first test waits for vLLM, which loads for a minute or more.
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
@@ -33,13 +30,8 @@ async def server(vllm: Target, vllm_socket: str, vllm_config: VLLMConfig) -> Asy
     """A server whose engine is connected to the running vLLM."""
     endpoint = EndpointConfig(url="http://vllm/v1", socket=vllm_socket)
     config = replace(vllm_config, engine_python=None, connect=endpoint)
-    app = create_app(ServerConfig(), {"vllm": lambda: VLLMEngine(config)})
-    async with app.router.lifespan_context(app):
-        transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx2.AsyncClient(
-            transport=transport, base_url="http://t", timeout=300
-        ) as http:
-            yield Server(app, http)
+    async with served("vllm", lambda: VLLMEngine(config)) as server:
+        yield server
 
 
 def greedy(variable: str, tokens: int) -> dict[str, object]:

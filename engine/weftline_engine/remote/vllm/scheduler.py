@@ -113,7 +113,7 @@ class WeftlineScheduler(Scheduler):
             op = _extra(request, "weftline_op")
             tokens = request.all_token_ids
             self._ledger.add(request.request_id, op, tokens, request.priority, time.monotonic())
-            self._stops.add(request.request_id, _sent(request).get("weftline_borders"))
+            self._stops.add(request.request_id, self._borders(request))
             self._name_copies(request)
         super().add_request(request)
 
@@ -164,6 +164,12 @@ class WeftlineScheduler(Scheduler):
             self._reloads.ended(request.request_id)
         super()._free_blocks(request)
         pool.free_blocks(states)  # last, because the other blocks are of no use without them
+
+    def _borders(self, request: Request) -> Any:
+        """The borders that our server has sent, and the last one that a next prompt may go on
+        behind: vLLM 0.31 keeps no state there, if the prompt ends with a block."""
+        sent = _sent(request).get("weftline_borders")
+        return [request.num_prompt_tokens - 1, *sent] if isinstance(sent, list) else sent
 
     def _last_states(self, request: Request) -> list[Any]:
         """The blocks with the last states of a request, one for each group of layers with a state.
