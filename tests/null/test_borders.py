@@ -15,7 +15,7 @@ from weftline_engine.remote.prefix_cache.borders import (
     Borders,
 )
 from weftline_engine.remote.prefix_cache.open_prompts import WARM_TOKENS
-from weftline_engine.remote.vllm.model_state import has_state
+from weftline_engine.remote.vllm.few_places import goes_on_at_few_places
 from weftline_engine.remote.vllm.state_stops import MOST_STOPS, StateStops
 
 BLOCK = 32
@@ -97,15 +97,21 @@ def test_a_prompts_parts_end_at_its_borders() -> None:
     [
         ({"layer_types": ["conv", "full_attention"]}, True),
         ({"text_config": {"layer_types": ["linear_attention", "full_attention"]}}, True),
-        ({"layer_types": ["sliding_attention", "full_attention"]}, False),
+        ({"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 9}, True),
+        ({"layer_types": ["chunked_attention", "full_attention"]}, False),
+        ({"layer_types": ["full_attention"], "sliding_window": 9}, False),
+        ({"text_config": {"sliding_window": 1024, "max_position_embeddings": 131_072}}, True),
+        ({"sliding_window": 262_144, "max_position_embeddings": 131_072}, False),
+        ({"sliding_window": 9, "use_sliding_window": False}, False),
         ({"mamba_d_state": 128}, True),
         ({"num_hidden_layers": 2}, False),
     ],
 )
-def test_a_config_says_whether_there_is_a_state(
+def test_a_config_says_whether_vllm_goes_on_at_few_places(
     config: dict[str, Any], found: bool, tmp_path: Path
 ) -> None:
-    """Qwen3.5 and LFM2 name the types of their layers, and older models do not."""
+    """Qwen3.5, LFM2 and gpt-oss name the types of their layers, and older models do not. A window
+    that no prompt is longer than is none."""
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert has_state(tmp_path) is found
-    assert not has_state(tmp_path / "nowhere")
+    assert goes_on_at_few_places(tmp_path) is found
+    assert not goes_on_at_few_places(tmp_path / "nowhere")

@@ -28,7 +28,7 @@ from weftline_engine.remote.prefix_cache.kv_events import (
     BlocksRemoved,
     BlocksStored,
     KVEvent,
-    StatesStored,
+    TailsStored,
     kv_events,
 )
 from weftline_engine.remote.vllm.config import VLLMConfig
@@ -63,8 +63,8 @@ def payload(*events: Any) -> bytes:
 def test_events_are_read_as_objects_and_as_lists() -> None:
     """vLLM writes objects since 0.30; older ones and SGLang write lists, whose end may be missing.
 
-    Other layer groups, blocks without their tokens, and kinds of later versions are left out. Of
-    states only the names of the blocks count: the tokens before the last one have none.
+    Groups of no kind, blocks without their tokens, and kinds of later versions are left out. Of
+    states and windows only the names of the blocks count: not all of the tokens have one.
     """
     both = [
         stored(1, 2, tokens=(5, 6, 7, 8), extra_keys=[["salt"], None]),
@@ -75,7 +75,13 @@ def test_events_are_read_as_objects_and_as_lists() -> None:
         ["AllBlocksCleared"],
         stored(4, tokens=(1, 1), group_idx=1),
         stored(5, tokens=()),
-        stored(6, tokens=(1, 1), group_idx=1, kv_cache_spec_kind="sliding_window"),
+        stored(
+            6,
+            tokens=(1, 1, 2, 2),
+            group_idx=1,
+            kv_cache_spec_kind="sliding_window",
+            kv_cache_spec_sliding_window=9,
+        ),
         stored(7, tokens=(1, 1), group_idx=1, kv_cache_spec_kind="full_attention"),
         stored(8, parent=6, tokens=(1, 1, 2, 2), group_idx=2, kv_cache_spec_kind="mamba"),
         removed(8, group_idx=2),
@@ -88,8 +94,9 @@ def test_events_are_read_as_objects_and_as_lists() -> None:
         BlocksRemoved((1,)),
         BlocksRemoved((b"x",), on_host=True),
         BlocksCleared(),
+        TailsStored((6,), group=1, window=8, size=SIZE),
         BlocksStored((7,), None, ((1, 1),), ((),), group=1),
-        StatesStored((8,), group=2),
+        TailsStored((8,), group=2),
         BlocksRemoved((8,), group=2),
     ]
 
@@ -104,6 +111,7 @@ def test_events_are_read_as_objects_and_as_lists() -> None:
         (payload(stored(1, tokens=("a", "b"))), "a size and token ids"),  # type: ignore[arg-type]
         (payload(stored(1, tokens=(1, 2)) | {"block_size": 0}), "a size and token ids"),
         (payload(removed(1, group_idx="2")), "numbers its group"),
+        (payload(stored(1, tokens=(1, 2), kv_cache_spec_kind="sliding_window")), "the window's"),
         (payload(stored(1, tokens=(1, 2), extra_keys=[])), None),
         (payload(stored(1, tokens=(1, 2), extra_keys=[[], []])), "extra keys for each block"),
     ],
@@ -159,20 +167,20 @@ def places(held: HeldBlocks) -> dict[str, HeldPart]:
 def test_a_state_is_needed_where_a_prompt_goes_on() -> None:
     """A context is held up to its last state, whatever blocks are behind it. Two groups of layers
     have states, so one of them is not enough. A state on the host is copied back."""
-    held = HeldBlocks(states=True)
+    held = HeldBlocks(tails=True)
     held.watch("mine", (1, 2, 3, 4, 5, 6, 7), None)
     held.apply([BlocksStored((10, 11, 12), None, ((1, 2), (3, 4), (5, 6)), ((), (), ()), group=1)])
     nothing = HeldPart(Residency.DROPPED, 0, ())
     assert places(held) == {"mine": nothing}
-    held.apply([StatesStored((10, 12), group=0)])
+    held.apply([TailsStored((10, 12), group=0)])
     assert places(held) == {"mine": HeldPart(Residency.RESIDENT, 6, (2, 6))}
-    held.apply([StatesStored((10,), group=2), StatesStored((12,), 2, on_host=True)])
+    held.apply([TailsStored((10,), group=2), TailsStored((12,), 2, on_host=True)])
     assert places(held) == {"mine": HeldPart(Residency.HOST, 6, (2, 6))}
     held.apply([BlocksRemoved((12,), on_host=True, group=2)])
     assert places(held) == {"mine": HeldPart(Residency.RESIDENT, 2, (2,))}
     held.apply([BlocksRemoved((12,), group=5), BlocksRemoved((10,), group=0)])
     assert places(held) == {"mine": nothing}
-    held.apply([StatesStored((10, 11), group=0), BlocksRemoved((10,), group=1)])
+    held.apply([TailsStored((10, 11), group=0), BlocksRemoved((10,), group=1)])
     assert places(held) == {}, "a state without the blocks before it is none"
     held.apply([BlocksCleared(), BlocksStored((10,), None, ((1, 2),), ((),), group=1)])
     assert places(held) == {} and len(held) == 3
@@ -184,9 +192,29 @@ def test_a_model_has_a_state_if_an_event_says_so() -> None:
     held.watch("mine", (1, 2, 3, 4), None)
     held.apply([BlocksStored((10, 11), None, ((1, 2), (3, 4)), ((), ()))])
     assert places(held) == {"mine": HeldPart(Residency.RESIDENT, 4)}
-    held.apply([StatesStored((11,), group=1)])
+    held.apply([TailsStored((11,), group=1)])
     assert places(held) == {"mine": HeldPart(Residency.RESIDENT, 4, (4,))}
-    held.apply([StatesStored((98, 99), group=1)])  # more states than are remembered
+    held.apply([TailsStored((98, 99), group=1)])  # more states than are remembered
+    assert places(held) == {"mine": HeldPart(Residency.DROPPED, 0, ())}
+
+
+def test_a_window_is_needed_where_a_prompt_goes_on() -> None:
+    """A group with windows needs the blocks of four tokens before the next one, or all from the
+    start. Groups with larger blocks go on behind whole ones of theirs."""
+    held = HeldBlocks()
+    held.watch("mine", tuple(range(12)), None)
+    tokens = tuple((at, at + 1) for at in range(0, 12, 2))
+    held.apply([BlocksStored((1, 2, 3, 4, 5, 6), None, tokens, ((),) * 6, group=1)])
+    assert places(held) == {"mine": HeldPart(Residency.RESIDENT, 12)}
+    held.apply([TailsStored((1, 3, 4, 5), group=0, window=4, size=SIZE)])
+    assert places(held) == {"mine": HeldPart(Residency.RESIDENT, 10, (2, 8, 10))}
+    held.apply([BlocksRemoved((4,), group=0), TailsStored((4,), 0, True, 4, SIZE)])
+    assert places(held) == {"mine": HeldPart(Residency.HOST, 10, (2, 8, 10))}
+    held.apply([TailsStored((2, 4), group=2, window=3, size=2 * SIZE)])
+    assert places(held) == {"mine": HeldPart(Residency.HOST, 8, (8,))}
+    held.apply([BlocksRemoved((2,), group=2)])
+    assert places(held) == {}, "it is longer than three tokens before the last place"
+    held.apply([BlocksRemoved((4,), group=2)])
     assert places(held) == {"mine": HeldPart(Residency.DROPPED, 0, ())}
 
 
@@ -211,7 +239,7 @@ def test_what_is_told_is_what_a_cache_has(
     device: set[tuple[int, ...]] = set()
     host: set[tuple[int, ...]] = set()
     kept: set[tuple[int, ...]] = set()
-    held = HeldBlocks(states=stateful)
+    held = HeldBlocks(tails=stateful)
     known: dict[str, tuple[Residency, int]] = {}
     for prompt in early:
         held.watch(str(prompt), prompt, None)
@@ -248,7 +276,7 @@ def _kept(
     ids = tuple(names.setdefault(one, len(names)) for one in blocks)
     if kind == "keep":
         kept |= set(blocks)
-        return [StatesStored(ids, group=1)]
+        return [TailsStored(ids, group=1)]
     kept -= set(blocks)
     return [BlocksRemoved(ids, group=1)]
 

@@ -13,6 +13,7 @@ from tests.vllm.asynchronous_plan import asynchronous_steps
 from tests.vllm.gpu_paths import on_a_gpu
 from tests.vllm.pool_story import stories_of_a_pool
 from tests.vllm.state_plan import computed_with_states
+from tests.vllm.window_plan import computed_with_windows
 
 
 def main(model: str) -> None:
@@ -20,6 +21,7 @@ def main(model: str) -> None:
         "pool": stories_of_a_pool(),
         "asynchronous": asynchronous_steps(model),
         "states": computed_with_states(model),
+        "windows": computed_with_windows(model),
         "gpu": on_a_gpu(model),
     }
     print(json.dumps(found))

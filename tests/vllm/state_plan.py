@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
+    KVCacheSpec,
     MambaSpec,
 )
 from vllm.v1.request import Request
@@ -32,8 +34,13 @@ SHARED = tuple(range(1000, 1200))  # of siblings: 12 whole blocks
 DEEP = (*SHARED, *range(2000, 2200))  # of two of them: 25 whole blocks
 
 
-def created(model: str, blocks: int = BLOCKS) -> WeftlineScheduler:
-    """Our scheduler for a model with a group of attention and one of states."""
+STATES = MambaSpec(BLOCK, shapes=((1, 32),), dtypes=(torch.float32,), mamba_cache_mode="align")
+
+
+def created(
+    model: str, blocks: int = BLOCKS, others: Sequence[KVCacheSpec] = (STATES,)
+) -> WeftlineScheduler:
+    """Our scheduler for a model with a group of attention to all tokens, and other groups."""
     cache = CacheConfig(
         block_size=BLOCK,
         mamba_block_size=BLOCK,
@@ -56,9 +63,8 @@ def created(model: str, blocks: int = BLOCKS) -> WeftlineScheduler:
     cache.mamba_cache_mode = "align"
     cache.num_gpu_blocks = blocks
     attention = FullAttentionSpec(BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
-    states = MambaSpec(BLOCK, shapes=((1, 32),), dtypes=(torch.float32,), mamba_cache_mode="align")
     chosen = config.scheduler_config.get_scheduler_cls()
-    groups = [KVCacheGroupSpec(["conv"], states), KVCacheGroupSpec(["attention"], attention)]
+    groups = [KVCacheGroupSpec([f"layer {at}"], one) for at, one in enumerate((*others, attention))]
     interval = cache.prefix_cache_retention_interval
     found = chosen(
         vllm_config=config,

@@ -8,6 +8,13 @@ import pytest
 
 OWN = 40  # tokens of each sibling's own; 200 or 400 stand before them, in blocks of 16
 LEFT = 200 % 16  # behind the last whole block of those
+WHOLE, PART = 200 + OWN, LEFT + OWN
+COMPUTED = {  # prompt tokens
+    "with": {"s": WHOLE, "ss": PART, "sss": PART},
+    "without": {"s": WHOLE, "ss": WHOLE, "sss": PART},
+    "levels": {"deep 1": 400 + OWN, "deep 2": OWN, "beside": PART},
+    "next turn": [16 + OWN, 16 + OWN],
+}
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -47,10 +54,12 @@ def test_states_are_kept_where_prompts_go_on(plans: dict[str, Any]) -> None:
     full pool, if its context is kept or ended last: vLLM evicted the state while it had all else.
     The prompt before it ends with a block: vLLM 0.31 alone keeps no state of such a prompt.
     """
-    whole, part = 200 + OWN, LEFT + OWN
-    assert plans["states"] == {
-        "with": {"s": whole, "ss": part, "sss": part},
-        "without": {"s": whole, "ss": whole, "sss": part},
-        "levels": {"deep 1": 400 + OWN, "deep 2": OWN, "beside": part},
-        "next turn": [16 + OWN, 16 + OWN],
-    }
+    assert plans["states"] == COMPUTED
+
+
+def test_windows_are_kept_where_prompts_go_on(plans: dict[str, Any]) -> None:
+    """The same with sliding windows, of which vLLM keeps as little. In the last story all contexts
+    are kept. The next prompt needs blocks for each group of layers, and runs: so many give way."""
+    found = dict(plans["windows"])
+    assert found.pop("kept") == [512, 1]
+    assert found == COMPUTED

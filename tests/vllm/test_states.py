@@ -1,6 +1,7 @@
-"""A model with a state beside its keys and values, in a real vLLM: an LFM2 of random weights.
+"""Models that vLLM continues at few places only, in a real vLLM, with random weights.
 
-A vLLM that runs already gets requests alone. In one of our own the scheduler is ours.
+An LFM2 has a state beside its keys and values, and a Gemma 3 windows. A vLLM that runs already gets
+requests alone. In one of our own the scheduler is ours.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import pytest
 import pytest_asyncio
 import torch
 from prometheus_client.parser import text_string_to_metric_families
-from transformers import AutoModelForCausalLM, Lfm2Config
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, Lfm2Config, PretrainedConfig
 
 from tests.contract.target import Target
 from tests.null.asgi import Server, served
@@ -38,38 +39,45 @@ OWN = 40  # tokens of each call's own
 TURNS = 30  # of an agent
 
 
-@pytest.fixture(scope="module")
-def convolutions(smollm2_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("lfm2")
-    torch.manual_seed(0)
-    config = Lfm2Config(
-        vocab_size=49_152,
-        hidden_size=128,
-        conv_dim=128,  # this and the next are in published files, and vLLM reads them
-        block_dim=128,
-        intermediate_size=128,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_hidden_layers=3,
-        layer_types=["conv", "full_attention", "conv"],
-        max_position_embeddings=8192,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=2,
-    )
-    AutoModelForCausalLM.from_config(config).float().save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        copy(smollm2_directory / name, folder)
-    return folder
+SIZES = {
+    "vocab_size": 49_152,  # SmolLM2's
+    "hidden_size": 128,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 8192,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 2,
+}
+CONNECTED, INSIDE, WINDOWS = "LFM2, connected", "LFM2, inside", "Gemma 3, inside"
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["connected", "inside"])
+def shape(case: str) -> PretrainedConfig:
+    """A small model: two short convolutions and attention, or five windows and attention."""
+    if case == WINDOWS:
+        return Gemma3TextConfig(**SIZES, num_hidden_layers=6, head_dim=32, sliding_window=128)
+    layers = ["conv", "full_attention", "conv"]
+    # The two sizes are in published files, and vLLM reads them.
+    return Lfm2Config(**SIZES, conv_dim=128, block_dim=128, num_hidden_layers=3, layer_types=layers)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[CONNECTED, INSIDE, WINDOWS])
 async def config(
-    request: pytest.FixtureRequest, vllm_config: VLLMConfig, environment: None, convolutions: Path
+    request: pytest.FixtureRequest,
+    vllm_config: VLLMConfig,
+    environment: None,
+    smollm2_directory: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[VLLMConfig]:
     """How an engine gets to vLLM: by connecting to one that runs, or by starting its own."""
-    own = replace(vllm_config, model=convolutions, max_model_len=8192)
-    if request.param == "inside":
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(shape(request.param)).float().save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        copy(smollm2_directory / name, folder)
+    own = replace(vllm_config, model=folder, max_model_len=8192)
+    if request.param != CONNECTED:
         yield replace(own, vllm_scheduler=SchedulerChoice.WEFTLINE)
         return
     child = Child(own)
@@ -114,7 +122,7 @@ def computed(metrics: bytes) -> int:
     return int(by_source["local_compute"])
 
 
-async def test_siblings_find_the_state_where_they_part(hybrid: Target) -> None:
+async def test_siblings_go_on_where_they_part(hybrid: Target) -> None:
     """One of them has computed their common beginning. Each other computes its own part behind the
     last whole block of it. That is what vLLM has computed, too: a fill has one token more."""
     engine = hybrid.engine
@@ -129,7 +137,7 @@ async def test_siblings_find_the_state_where_they_part(hybrid: Target) -> None:
     assert computed(await engine.metrics()) - before == told + fills
 
 
-async def test_a_next_turn_continues_the_state_of_the_last_prompt(hybrid: Target) -> None:
+async def test_a_next_turn_goes_on_behind_the_last_prompt(hybrid: Target) -> None:
     """Nothing is filled for it."""
     first = tuple(range(2000, 2320))
     await hybrid.run(op("turn", (*first, 7)))
@@ -137,7 +145,7 @@ async def test_a_next_turn_continues_the_state_of_the_last_prompt(hybrid: Target
     assert found == len(first)
 
 
-async def test_its_events_say_where_a_state_is(hybrid: Target) -> None:
+async def test_its_events_say_where_it_goes_on(hybrid: Target) -> None:
     """Each context is held where others part from it, and at its last whole block. Another has the
     blocks of the first between those, and no state."""
     first = tuple(range(3000, 3400))
@@ -158,6 +166,7 @@ def places(event: api.Event) -> tuple[int, ...]:
     return (event.places or ()) if isinstance(event, api.ContextMoved) else ()
 
 
+@pytest.mark.parametrize("config", [CONNECTED, INSIDE], indirect=True, scope="module")
 async def test_an_agent_of_thirty_turns_finds_its_conversation(server: Server) -> None:
     """Each turn goes on behind the last whole block of the prompt before it. The first agent's
     state is kept where its last turn begins, so the second one finds its instructions and tools."""

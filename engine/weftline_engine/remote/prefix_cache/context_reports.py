@@ -30,12 +30,12 @@ class ContextReports:
         blocks: int | None,
         *,
         salts: bool = True,
-        states: bool = False,
+        tails: bool = False,
     ) -> None:
         """Listen to a server whose cache has so many blocks (None: unknown), whose events name
-        `salts` or not, and whose model has `states` or not."""
+        `salts` or not, and whose model goes on at few places if it has `tails`."""
         most = MOST_BLOCKS if blocks is None else REMEMBERED * blocks
-        self._held = HeldBlocks(most, salts=salts, states=states)
+        self._held = HeldBlocks(most, salts=salts, tails=tails)
         self._feed = EventFeed(addresses, self.heard)
 
     @property

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from weftline_engine.api import Residency
-from weftline_engine.remote.prefix_cache.held_states import HeldStates
+from weftline_engine.remote.prefix_cache.held_tails import HeldTails
 from weftline_engine.remote.prefix_cache.kv_events import (
     BlockName,
     BlocksCleared,
     BlocksRemoved,
     BlocksStored,
     KVEvent,
-    StatesStored,
+    TailsStored,
 )
 
 # Contexts that are remembered; the oldest is forgotten.
@@ -62,17 +62,17 @@ class HeldBlocks:
     """The blocks of one server, and the contexts that have them.
 
     Without `salts` its events do not name the tenant's salt. Then equal prompts of two tenants
-    count as one, which places a call worse and changes no text. The server's model has a state if
-    `states`, or if an event names one.
+    count as one, which places a call worse and changes no text. The server's model has layers with
+    a state or with windows if `tails`, or if an event names one.
     """
 
     def __init__(
-        self, most_blocks: int = MOST_BLOCKS, *, salts: bool = True, states: bool = False
+        self, most_blocks: int = MOST_BLOCKS, *, salts: bool = True, tails: bool = False
     ) -> None:
         self._most = most_blocks
         self._salts = salts
         self._group: int | None = None  # the group of layers whose blocks are followed
-        self._states = HeldStates(most_blocks) if states else None
+        self._tails = HeldTails(most_blocks) if tails else None
         self._blocks: OrderedDict[BlockName, _Block] = OrderedDict()
         self._by_key: dict[_Key, BlockName] = {}
         self._watched: OrderedDict[str, _Watched] = OrderedDict()
@@ -99,14 +99,14 @@ class HeldBlocks:
                     for block in self._blocks.values():
                         block.on_device = block.on_host = False
                         self._changed |= block.readers
-                    if self._states is not None:
-                        self._states.clear()
+                    if self._tails is not None:
+                        self._tails.clear()
                 case BlocksRemoved(names, on_host, group):
                     for name in names:
                         self._remove(name, on_host, group)
-                case StatesStored(names, group, on_host):
-                    for name in names:
-                        self._keep(name, group, on_host)
+                case TailsStored():
+                    for name in event.names:
+                        self._keep(event, name)
                 case _:
                     self._take(event)
 
@@ -151,9 +151,10 @@ class HeldBlocks:
         return first is not None and (first.on_device or first.on_host)
 
     def _state(self, watched: _Watched) -> HeldPart:
-        """What is held. The blocks behind the last state are of no use."""
+        """What is held. The blocks behind the last place to go on are of no use."""
         tokens, residency, places = 0, Residency.RESIDENT, list[int]()
-        found = HeldPart(Residency.DROPPED, 0, None if self._states is None else ())
+        found = HeldPart(Residency.DROPPED, 0, None if self._tails is None else ())
+        along = None if self._tails is None else self._tails.along(self._size)
         for name in watched.path:
             block = self._blocks[name]
             if not block.on_device and not block.on_host:
@@ -161,21 +162,21 @@ class HeldBlocks:
             if not block.on_device:
                 residency = Residency.HOST
             tokens += self._size
-            if self._states is None:
+            if along is None:
                 found = HeldPart(residency, tokens)
-            elif (state := self._states.at(name)) is not Residency.DROPPED:
+            elif (tail := along.next(name)) is not Residency.DROPPED:
                 places.append(tokens)
-                both = residency if state is Residency.RESIDENT else state
+                both = residency if tail is Residency.RESIDENT else tail
                 found = HeldPart(both, tokens, tuple(places))
         return found
 
-    def _keep(self, name: BlockName, group: int, on_host: bool) -> None:
-        """Note a state. The first of a group changes what is known of all contexts."""
-        if self._states is None:
-            self._states = HeldStates(self._most)
-        if group not in self._states.groups:
+    def _keep(self, event: TailsStored, name: BlockName) -> None:
+        """Note a tail. The first of a group changes what is known of all contexts."""
+        if self._tails is None:
+            self._tails = HeldTails(self._most)
+        if not self._tails.has(event.group):
             self._changed |= dict.fromkeys(self._watched)
-        for one in (name, self._states.store(name, group, on_host)):
+        for one in (name, self._tails.store(event, name)):
             if one is not None and (block := self._blocks.get(one)) is not None:
                 self._changed |= block.readers
 
@@ -201,8 +202,8 @@ class HeldBlocks:
 
     def _remove(self, name: BlockName, on_host: bool, group: int) -> None:
         block = self._blocks.get(name)
-        if self._states is not None and group in self._states.groups:
-            self._states.remove(name, group, on_host)
+        if self._tails is not None and self._tails.has(group):
+            self._tails.remove(name, group, on_host)
             self._changed |= {} if block is None else block.readers
             return
         if block is None or group != self._group:

@@ -29,9 +29,11 @@ _STORED = (
     "extra_keys",
     "group_idx",
     "kv_cache_spec_kind",
+    "kv_cache_spec_sliding_window",
 )
 _REMOVED = ("type", "block_hashes", "medium", "group_idx")
 _STATES = "mamba"  # the kind of groups of layers with a state, such as convolutions
+_WINDOWS = ("sliding_window", "sliding_window_mla")
 # Kinds of groups with the keys and values of all tokens. Without a kind it is the first group.
 _ATTENTION = (None, "full_attention", "mla_attention", "sink_full_attention")
 
@@ -54,13 +56,19 @@ class BlocksStored:
 
 
 @dataclass(frozen=True, slots=True)
-class StatesStored:
-    """The states of a group of layers at the ends of blocks, which have these names in the groups
-    with keys and values."""
+class TailsStored:
+    """What a group of layers keeps of few tokens: its states at the ends of blocks, or the keys and
+    values of blocks. These blocks have the same names in the groups that keep all tokens.
+
+    The group needs the `window` tokens before the end of a prompt, in blocks of `size`; 0 is its
+    state there.
+    """
 
     names: tuple[BlockName, ...]
     group: int
     on_host: bool = False
+    window: int = 0
+    size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +85,13 @@ class BlocksCleared:
     """The cache is empty."""
 
 
-KVEvent = BlocksStored | StatesStored | BlocksRemoved | BlocksCleared
+KVEvent = BlocksStored | TailsStored | BlocksRemoved | BlocksCleared
 
 
 def kv_events(payload: bytes) -> list[KVEvent]:
     """The events of one message. Raises ValueError if it is not such a message.
 
-    Groups of layers with windows are left out, and groups without a kind except the first.
+    Groups of layers without a kind are left out except the first.
     """
     try:
         batch = msgspec.msgpack.decode(payload)
@@ -106,7 +114,9 @@ def _event(told: Any) -> KVEvent | None:
     on_host = fields.get("medium") not in (None, "GPU")
     match fields.get("type"):
         case "BlockStored" if kind == _STATES:
-            return StatesStored(_names(fields.get("block_hashes")), group, on_host)
+            return TailsStored(_names(fields.get("block_hashes")), group, on_host)
+        case "BlockStored" if kind in _WINDOWS:
+            return _window(fields, on_host, group)
         case "BlockStored" if kind in _ATTENTION and (kind or not group):
             return _stored(fields, on_host, group)
         case "BlockRemoved":
@@ -145,6 +155,15 @@ def _stored(fields: dict[str, Any], on_host: bool, group: int) -> BlocksStored |
         on_host,
         group,
     )
+
+
+def _window(fields: dict[str, Any], on_host: bool, group: int) -> TailsStored:
+    names, size = _names(fields.get("block_hashes")), fields.get("block_size")
+    window = fields.get("kv_cache_spec_sliding_window")
+    if not isinstance(size, int) or size < 1 or not isinstance(window, int) or window < 1:
+        raise ValueError("a stored block of a window has a size and the window's")
+    # A token attends to itself, too.
+    return TailsStored(names, group, on_host, window - 1, size)
 
 
 def _names(told: Any) -> tuple[BlockName, ...]:

@@ -40,8 +40,8 @@ from weftline_engine.remote.vllm.cache_size import (
     ranks,
 )
 from weftline_engine.remote.vllm.config import VLLMConfig
+from weftline_engine.remote.vllm.few_places import goes_on_at_few_places
 from weftline_engine.remote.vllm.host_memory import host_tokens
-from weftline_engine.remote.vllm.model_state import has_state
 from weftline_engine.remote.vllm.notes import HintSocket
 from weftline_engine.remote.vllm.vllm_child import Child
 from weftline_engine.transport import wire
@@ -79,7 +79,7 @@ class VLLMEngine(PrefixCacheEngine):
         self._model = ""
         self._priority = config.connect is None
         self._tells_times = False  # an answer tells the times of its phases
-        self._borders: Borders | None = None  # of prompts, where the model has a state
+        self._borders: Borders | None = None  # of prompts, where it goes on at few places
         # Fills of beginnings that several prompts have, by salt and tokens.
         self._fills: dict[Prompt, asyncio.Task[int]] = {}
 
@@ -109,7 +109,7 @@ class VLLMEngine(PrefixCacheEngine):
         if self._child is not None:
             self._watch = asyncio.create_task(self._watch_child(self._child))
         metrics = await self.metrics()
-        if has_state(self._config.model):
+        if goes_on_at_few_places(self._config.model):
             self._borders = Borders(block_tokens(metrics) or 1)
         pool = kv_tokens(metrics, rank)
         if rank is not None and pool is None:
@@ -120,8 +120,8 @@ class VLLMEngine(PrefixCacheEngine):
         events = self._config.kv_events if self._child is None else self._child.events
         if events is not None:
             at = events if rank is None else events.of_rank(rank)
-            has_states = self._borders is not None
-            self._reports.listen(at, kv_blocks(metrics, rank), states=has_states)
+            has_tails = self._borders is not None
+            self._reports.listen(at, kv_blocks(metrics, rank), tails=has_tails)
         if not self._notes.are_read:
             # A child of ours has no other clients.
             self._watch_gauge(gauge_names(rank), pool if self._child is None else None)

@@ -7,7 +7,7 @@ things:
 - a request that would slow a reader beyond its bound waits, as in our own engine;
 - contexts that the server keeps, for a next call or behind a tool call, stay in the KV cache;
 - contexts that nobody will read are evicted first;
-- the state of a model that has one is kept where prompts part (`state_stops`).
+- what a model keeps at few places, a state (`state_stops`) or windows, is kept where prompts part.
 
 On a GPU it changes a sixth: a step computes as many prompt tokens as let it end within the limit on
 the time between two tokens of the answers beside them (`step_seconds`).
@@ -27,6 +27,7 @@ import socket
 import threading
 import time
 from collections import deque
+from functools import partial
 from typing import Any, Self
 
 from vllm.config import VllmConfig
@@ -34,7 +35,8 @@ from vllm.platforms import current_platform
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import MambaSpec
+from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
+from vllm.v1.kv_cache_interface import MambaSpec, SlidingWindowSpec
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.version import __version__
@@ -45,7 +47,7 @@ from weftline_engine.remote.vllm.call_ledger import CallLedger
 from weftline_engine.remote.vllm.host_policy import APPLICATION, CONTEXT, policy_of
 from weftline_engine.remote.vllm.pool_contexts import PrefixContexts
 from weftline_engine.remote.vllm.reloads import ReloadCosts
-from weftline_engine.remote.vllm.state_stops import StateStops
+from weftline_engine.remote.vllm.state_stops import MOST_STOPS, StateStops
 from weftline_engine.remote.vllm.step_meter import PlannedWork, StepMeter
 from weftline_engine.remote.vllm.versions import HOST_CONNECTOR, NOTES, is_known, refusal
 from weftline_engine.transport import wire
@@ -95,6 +97,9 @@ class WeftlineScheduler(Scheduler):
         self._contexts = PrefixContexts(self.kv_cache_manager.block_pool, copies=copies)
         self._copies = policy_of(self.connector)
         self._stops = StateStops(self.cache_config.block_size)
+        for manager in self.kv_cache_manager.coordinator.single_type_managers:
+            if isinstance(manager, SlidingWindowManager):
+                manager.cache_blocks = partial(self._cache_windows, manager.cache_blocks)
         self._steps = StepMeter()
         # On a CPU a step reads the weights for as long as 60 prompt tokens take, so short steps
         # cost more than they give: six chains took 61 s with them, and 35 s without.
@@ -152,18 +157,19 @@ class WeftlineScheduler(Scheduler):
     def _free_blocks(self, request: Request) -> None:
         """Called by vLLM for a request that has ended."""
         context, pool = _extra(request, CONTEXT), self.kv_cache_manager.block_pool
-        states = self._last_states(request)
-        pool.touch(states)
+        groups = self.kv_cache_manager.get_blocks(request.request_id).blocks
+        blocks = [one for group in groups for one in group if one.pool is pool]
+        own = {one.block_id for one in blocks}
+        tails = [one for one in self._last_tails(request) if one.block_id not in own]
+        pool.touch(tails)
         if context is not None:
-            groups = self.kv_cache_manager.get_blocks(request.request_id).blocks
-            blocks = [one for group in groups for one in group if one.pool is pool]
-            self._contexts.leave(context, _extra(request, APPLICATION) or "", blocks + states)
+            self._contexts.leave(context, _extra(request, APPLICATION) or "", blocks + tails)
         self._ledger.end(request.request_id)
         self._stops.end(request.request_id)
         if self._reloads is not None:
             self._reloads.ended(request.request_id)
         super()._free_blocks(request)
-        pool.free_blocks(states)  # last, because the other blocks are of no use without them
+        pool.free_blocks(tails)  # last, because the other blocks are of no use without them
 
     def _borders(self, request: Request) -> Any:
         """The borders that our server has sent, and the last one that a next prompt may go on
@@ -171,19 +177,36 @@ class WeftlineScheduler(Scheduler):
         sent = _sent(request).get("weftline_borders")
         return [request.num_prompt_tokens - 1, *sent] if isinstance(sent, list) else sent
 
-    def _last_states(self, request: Request) -> list[Any]:
-        """The blocks with the last states of a request, one for each group of layers with a state.
-        vLLM has freed them while it generated, so it would evict them before the keys and values.
-        """
-        if not self.need_mamba_block_aligned_split:
-            return []
+    def _cache_windows(
+        self, cache: Any, request: Request, *args: Any, replay_boundaries: Any, **more: Any
+    ) -> None:
+        """Called by vLLM for the blocks of a part of a prompt in layers with windows: `cache` them
+        where a next prompt may go on. vLLM knows one such place, the last, and one more where it
+        has seen a prompt part: then that prompt has computed all again."""
+        sent = _sent(request).get("weftline_borders")
+        ends = sent[:MOST_STOPS] if isinstance(sent, list) else []
+        ends = [*replay_boundaries, *(one for one in ends if isinstance(one, int))]
+        cache(request, *args, replay_boundaries=ends, **more)
+
+    def _last_tails(self, request: Request) -> list[Any]:
+        """The blocks that a next prompt needs and that vLLM has freed while it generated, so that
+        it would evict them before the other keys and values: of each group of layers with a state
+        the last one, and of each with windows the one at the end of the prompt."""
         found, pool = list[Any](), self.kv_cache_manager.block_pool
         for number, group in enumerate(self.kv_cache_config.kv_cache_groups):
-            if isinstance(group.kv_cache_spec, MambaSpec):
-                cached = (
-                    pool.get_cached_block(one, [number]) for one in request.block_hashes[::-1]
-                )
-                found += next((one for one in cached if one), [])
+            match group.kv_cache_spec:
+                case MambaSpec() if self.need_mamba_block_aligned_split:
+                    cached = (
+                        pool.get_cached_block(one, [number]) for one in request.block_hashes[::-1]
+                    )
+                    found += next((one for one in cached if one), [])
+                case SlidingWindowSpec() as spec:
+                    end = (request.num_prompt_tokens - 1) // self.block_size * self.block_size
+                    start = max(0, end // spec.block_size - _blocks(spec.sliding_window - 1, spec))
+                    step = spec.block_size // self.hash_block_size
+                    names = request.block_hashes[step - 1 :: step]
+                    for name in names[start : end // spec.block_size]:
+                        found += pool.get_cached_block(name, [number]) or []
         return found
 
     def _mamba_block_aligned_split(
@@ -297,7 +320,8 @@ class WeftlineScheduler(Scheduler):
         if queue and not self.running:
             first = queue.peek_request()
             tokens = first.num_tokens - first.num_computed_tokens
-            self._contexts.give_way(tokens // self.hash_block_size + 2)
+            managers = self.kv_cache_manager.coordinator.single_type_managers
+            self._contexts.give_way(1 + sum(_most_blocks(one, tokens) for one in managers))
 
     def _hold_back(self) -> list[Request]:
         """Remove the requests from the queue that may not join the next step."""
@@ -318,6 +342,20 @@ class AsyncWeftlineScheduler(WeftlineScheduler, AsyncScheduler):
     The other class would leave each call out of every second step there, because it counts no token
     that is still being computed.
     """
+
+
+def _blocks(tokens: int, spec: Any) -> int:
+    """The whole blocks that so many tokens of a group of layers fill."""
+    return -(-tokens // int(spec.block_size))
+
+
+def _most_blocks(manager: Any, tokens: int) -> int:
+    """The most blocks that so many tokens of a prompt take in a group of layers."""
+    spec, most = manager.kv_cache_spec, manager.max_admission_blocks_per_request
+    if isinstance(spec, MambaSpec):
+        return 2  # a state, and the one before it
+    blocks = _blocks(tokens, spec) + 1
+    return blocks if most is None else min(blocks, int(most))
 
 
 def _extra(request: Request, name: str) -> str | None:
