@@ -39,7 +39,7 @@ ALL_GRAPHS := EXACT_GRAPHS=200
 STARTERS := tests/null/tools/test_mcp.py tests/null/tools/test_tool_sandbox.py \
   tests/null/tools/test_tool_engine.py tests/null/tools/test_interpreter.py \
   tests/null/steps/test_native_code.py
-SIMULATIONS := tests/null/test_simulated.py tests/null/test_simulator.py tests/null/test_paused_contexts.py
+SIMULATIONS := tests/null/test_simulated.py tests/null/test_paused_contexts.py
 QUICK := RANDOM_GRAPHS=60
 SMOKE := tests/e2e/test_openai_clients.py::test_a_chat_completion
 

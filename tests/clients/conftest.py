@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from tests.integrations.conftest import served
 from tests.integrations.recording import Recording, recorded
@@ -26,6 +27,18 @@ FROM_NPM = Path(sys.prefix)
 ASK = "How is the weather?"
 NAME = "Name a river."
 RIVER = '{"name": "Rhine", "km": 1230}'
+
+
+class River(BaseModel):
+    """What a river is called, and how long it is."""
+
+    name: str
+    km: int
+
+
+def get_weather(city: str) -> str:
+    """The weather of a city."""
+    return f"sunny in {city}"
 
 
 def calling(name: str, arguments: str) -> str:

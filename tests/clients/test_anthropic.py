@@ -9,9 +9,8 @@ import anthropic
 import pytest
 from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import AIMessageChunk, HumanMessage, ToolMessage
-from pydantic import BaseModel
 
-from tests.clients.conftest import ASK, NAME, Sent
+from tests.clients.conftest import ASK, NAME, River, Sent
 
 TOOL: Any = {
     "name": "get_weather",
@@ -24,13 +23,6 @@ TOOL: Any = {
 }
 SAID: Any = {"role": "user", "content": ASK}
 ASKED: Any = {"model": "null", "max_tokens": 99, "tools": [TOOL]}
-
-
-class River(BaseModel):
-    """What a river is called, and how long it is."""
-
-    name: str
-    km: int
 
 
 @pytest.fixture

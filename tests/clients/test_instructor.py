@@ -11,17 +11,10 @@ import pytest
 from instructor.core.exceptions import InstructorRetryException
 from pydantic import BaseModel, field_validator
 
-from tests.clients.conftest import NAME, Sent
+from tests.clients.conftest import NAME, River, Sent
 
 RHINE = {"name": "Rhine", "km": 1230}
 ASKED = {instructor.Mode.TOOLS: f"{NAME} Call River.", instructor.Mode.JSON_SCHEMA: NAME}
-
-
-class River(BaseModel):
-    """What a river is called, and how long it is."""
-
-    name: str
-    km: int
 
 
 @pytest.fixture(params=ASKED)

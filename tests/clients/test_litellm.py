@@ -6,9 +6,8 @@ from typing import Any
 
 import litellm
 import pytest
-from pydantic import BaseModel
 
-from tests.clients.conftest import ASK, NAME, Sent
+from tests.clients.conftest import ASK, NAME, River, Sent
 
 TOOL = {
     "type": "function",
@@ -27,13 +26,6 @@ TOOL = {
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Items? .* using the .ReadOnly. qualifier:UserWarning"
 )
-
-
-class River(BaseModel):
-    """What a river is called, and how long it is."""
-
-    name: str
-    km: int
 
 
 @pytest.fixture(params=["openai/null", "hosted_vllm/null"])

@@ -11,16 +11,8 @@ from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.anthropic import Anthropic
-from pydantic import BaseModel
 
-from tests.clients.conftest import ASK, NAME, Sent
-
-
-class River(BaseModel):
-    """What a river is called, and how long it is."""
-
-    name: str
-    km: int
+from tests.clients.conftest import ASK, NAME, River, Sent, get_weather
 
 
 @pytest.fixture
@@ -34,11 +26,6 @@ def llm(sent: Sent) -> Anthropic:
         max_tokens=99,
         max_retries=0,
     )
-
-
-def get_weather(city: str) -> str:
-    """The weather of a city."""
-    return f"sunny in {city}"
 
 
 def test_an_answer(llm: Anthropic) -> None:

@@ -13,18 +13,10 @@ from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai import OpenAI, OpenAIResponses
-from pydantic import BaseModel
 
-from tests.clients.conftest import ASK, NAME, Sent
+from tests.clients.conftest import ASK, NAME, River, Sent, get_weather
 
 PATHS = {OpenAI: "/v1/chat/completions", OpenAIResponses: "/v1/responses"}
-
-
-class River(BaseModel):
-    """What a river is called, and how long it is."""
-
-    name: str
-    km: int
 
 
 def class_of(kind: Any, base_url: str) -> Any:
@@ -37,11 +29,6 @@ def class_of(kind: Any, base_url: str) -> Any:
 def llm(request: pytest.FixtureRequest, base_url: str) -> Any:
     """Each of the two classes."""
     return class_of(request.param, base_url)
-
-
-def get_weather(city: str) -> str:
-    """The weather of a city."""
-    return f"sunny in {city}"
 
 
 def test_an_answer(llm: Any) -> None:

@@ -16,21 +16,13 @@ from agents import (
     function_tool,
 )
 from agents.tracing import get_trace_provider
-from pydantic import BaseModel
 
-from tests.clients.conftest import ASK, NAME, Sent
+from tests.clients.conftest import ASK, NAME, River, Sent
 
 PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses"}
 CALL = "call: get_weather(city=Rome)"
 SEEN = "tool: sunny in Rome"
 THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": []}
-
-
-class River(BaseModel):
-    """What a river is called, and how long it is."""
-
-    name: str
-    km: int
 
 
 @function_tool

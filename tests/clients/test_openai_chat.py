@@ -7,9 +7,8 @@ from typing import Any
 
 import openai
 import pytest
-from pydantic import BaseModel
 
-from tests.clients.conftest import ASK, NAME, Sent
+from tests.clients.conftest import ASK, NAME, River, Sent
 
 TOOL: Any = {
     "type": "function",
@@ -26,13 +25,6 @@ TOOL: Any = {
     },
 }
 SAID: Any = {"role": "user", "content": ASK}
-
-
-class River(BaseModel):
-    """What a river is called, and how long it is."""
-
-    name: str
-    km: int
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from typing import Any
 import anthropic
 import openai
 import pytest
-from pydantic import BaseModel
 from pydantic_ai import Agent, ModelHTTPError, NativeOutput, PromptedOutput, ToolOutput
 from pydantic_ai.messages import ModelRequest, ModelResponse, TextPart, ThinkingPart
 from pydantic_ai.models.anthropic import AnthropicModel
@@ -16,24 +15,12 @@ from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from tests.clients.conftest import ASK, NAME, Sent
+from tests.clients.conftest import ASK, NAME, River, Sent, get_weather
 
 CALL = "call: get_weather(city=Rome)"
 SEEN = "tool: sunny in Rome"
 KINDS: dict[str, Any] = {"chat": OpenAIChatModel, "responses": OpenAIResponsesModel}
 APIS = (*KINDS, "messages")
-
-
-class River(BaseModel):
-    """What a river is called, and how long it is."""
-
-    name: str
-    km: int
-
-
-def get_weather(city: str) -> str:
-    """The weather of a city."""
-    return f"sunny in {city}"
 
 
 @pytest.fixture(params=APIS)

@@ -1,4 +1,4 @@
-"""Texts with tool calls that a model wrote, and what the parsers read from them."""
+"""Texts with tool calls that SmolLM2-135M-Instruct wrote, and what the parsers read from them."""
 
 from __future__ import annotations
 
