@@ -20,7 +20,6 @@ from langchain_weftline.lower.conditions import Condition, condition_of
 from langchain_weftline.lower.lowering import Lowering
 from langchain_weftline.lower.symbols import Ref
 from tests.integrations.ahead_chains import CHAT, SUBMIT, Heard, ask, both, run
-from tests.integrations.conftest import StartServer
 from tests.integrations.recording import Recording
 from tests.integrations.tiers import outcome
 from weftline import predicates
@@ -70,6 +69,17 @@ CONDITIONS: list[Callable[[Any], Any]] = [
     lambda v: v["a"] > 1 and v["c"] == 2,
 ]
 
+RULES = [
+    ("Rate good", '{"kind": "praise", "score": 5}'),
+    ("Rate bad", '{"kind": "complaint", "score": 1}'),
+    ("Rate odd", '{"kind": "praise", "score": "high"}'),
+    ("Language", "French\n"),
+    ("Thank", "Many thanks."),
+    ("Sorry", "We regret it."),
+    ("Translate", "Merci."),
+    ("", "An answer."),
+]
+
 
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(CONDITIONS), JSON, JSON)
@@ -112,22 +122,6 @@ def test_a_method_that_looks_at_a_text(method: str) -> None:
     for text in ("", "x", "12", "X y", "½", "٣", " \t"):
         made = transformed([{"op": "text", "method": method, "args": args}], text)
         assert (type(made), made) == (type(expected := getattr(text, method)(*args)), expected)
-
-
-@pytest.fixture(scope="module")
-def url(start_script: StartServer) -> str:
-    return start_script(
-        [
-            ("Rate good", '{"kind": "praise", "score": 5}'),
-            ("Rate bad", '{"kind": "complaint", "score": 1}'),
-            ("Rate odd", '{"kind": "praise", "score": "high"}'),
-            ("Language", "French\n"),
-            ("Thank", "Many thanks."),
-            ("Sorry", "We regret it."),
-            ("Translate", "Merci."),
-            ("", "An answer."),
-        ]
-    )
 
 
 def rated(llm: Any) -> Any:

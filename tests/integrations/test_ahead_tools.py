@@ -27,7 +27,6 @@ from pydantic import BaseModel
 
 from langchain_weftline import ChatWeftline, accelerate
 from langchain_weftline.lower.chain_parsers import lowered_parser
-from tests.integrations.conftest import StartServer
 from tests.integrations.differential import mutated
 from tests.integrations.recording import Recording, recorded
 from weftline.contract.transforms import run
@@ -62,18 +61,14 @@ def called(name: str, arguments: Any) -> str:
     return f"<tool_call>\n{call}\n</tool_call>"
 
 
-@pytest.fixture(scope="module")
-def url(start_script: StartServer) -> str:
-    return start_script(
-        [
-            ("Write of Rome", "The eternal city."),
-            ("the town", called("Town", {"name": "Rome", "size": 3})),
-            ("both", called("Town", {"name": "Rome", "size": 3}) + called("River", {"name": "Po"})),
-            ("the river", called("River", {"name": "Po"})),
-            ("nothing", "I would rather not."),
-            ("a word", called("Town", {"name": "Rome", "size": "three"})),
-        ]
-    )
+RULES = [
+    ("Write of Rome", "The eternal city."),
+    ("the town", called("Town", {"name": "Rome", "size": 3})),
+    ("both", called("Town", {"name": "Rome", "size": 3}) + called("River", {"name": "Po"})),
+    ("the river", called("River", {"name": "Po"})),
+    ("nothing", "I would rather not."),
+    ("a word", called("Town", {"name": "Rome", "size": "three"})),
+]
 
 
 def outcome(act: Callable[[], Any]) -> tuple[Any, ...]:

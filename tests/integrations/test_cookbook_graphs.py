@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -13,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from tests.integrations.conftest import served
+from tests.integrations.conftest import RETRIEVES
 from tests.integrations.recording import recorded
 from weftline import Client
 
 FOLDER = Path(__file__).parents[2] / "cookbook" / "graphs"
 SUBMIT = "/v1/submit"
+OPTIONS = RETRIEVES
 RULES = [
     ("Write four short questions", "What is one?\nWhat is two?\nWhat is three?\nWhat is four?"),
     ("From these, answer", "All of it."),
@@ -39,17 +38,6 @@ EXPECTED = {
     "router": ("42", 2, 1),
     "evaluator": ("Threads cross.", 7, 1),
 }
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("graphs")
-    script, file = folder / "script.json", folder / "weftline.toml"
-    script.write_text(json.dumps([{"when": when, "reply": reply} for when, reply in RULES]))
-    file.write_text('[[embedder]]\nmodel = "null"\n[[store]]\nstore = "memory"\n')
-    options = ("--null-mode", "script", "--null-script", str(script), "--config", str(file))
-    with served(*options) as found:
-        yield found
 
 
 @pytest.mark.parametrize("name", EXPECTED)

@@ -7,9 +7,8 @@ import inspect
 import json
 import runpy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from threading import Event
 from typing import Annotated, Any
 
@@ -26,7 +25,6 @@ from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.types import interrupt
 
 from langchain_weftline import ChatWeftline, EarlyTools
-from tests.integrations.conftest import served
 from tests.integrations.recording import recorded
 from weftline.kit.early_tools import EarlyTurn, StartedTools
 
@@ -37,7 +35,7 @@ def called(name: str, **arguments: Any) -> str:
 
 # Two calls. While the second is written, which takes 60 steps, the first can run.
 TWO = called("search", query="rivers") + called("search", query="x " * 60)
-SCRIPT = [
+RULES = [
     ("found rivers", "Done."),
     ("failed", "It failed."),
     ("no lakes", "No."),
@@ -48,16 +46,7 @@ SCRIPT = [
     ("write", called("note", text="hi") + called("note", text="ho " * 20)),
     ("lakes", "Words first. " + called("search", query="lakes")),
 ]
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server that writes 250 words a second."""
-    path: Path = tmp_path_factory.mktemp("script") / "script.json"
-    path.write_text(json.dumps([{"when": when, "reply": reply} for when, reply in SCRIPT]))
-    options = ("--null-mode", "script", "--null-script", str(path), "--null-step-s", "0.004")
-    with served(*options) as url:
-        yield url
+OPTIONS = ("--null-step-s", "0.004")  # 250 words a second
 
 
 def model(url: str, **more: Any) -> ChatWeftline:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,29 +16,19 @@ from llama_index.core.tools import FunctionTool
 from llama_index.core.workflow import Context
 from llama_index.llms.weftline import Weftline, early
 
-from tests.integrations.conftest import served
-
 
 def called(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>\n"
 
 
-SCRIPT = [
+RULES = [
     ("found", "Done."),
     ("failed", "It failed."),
     ("look", called("search", query="rivers") + called("search", query="x " * 60)),
     ("twice", called("search", query="rivers") + called("search", query="rivers")),
     ("fail", called("search", query="fail") + called("search", query="fail " * 9)),
 ]
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    path: Path = tmp_path_factory.mktemp("script") / "script.json"
-    path.write_text(json.dumps([{"when": when, "reply": reply} for when, reply in SCRIPT]))
-    options = ("--null-mode", "script", "--null-script", str(path), "--null-step-s", "0.004")
-    with served(*options) as url:
-        yield url
+OPTIONS = ("--null-step-s", "0.004")  # 250 words a second
 
 
 happened: list[str] = []
