@@ -10,7 +10,7 @@ import argparse
 import importlib.util
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -22,7 +22,6 @@ from weftline_engine.own.models import default_home, for_stream, gguf_file
 from weftline_engine.services.functions.config import FunctionConfig
 from weftline_engine.services.retrieval import descriptions
 from weftline_engine.services.retrieval.config import EmbedderConfig, Store, StoreConfig
-from weftline_engine.services.tools.config import Limits
 from weftline_server.commands.moved_modules import present_name
 from weftline_server.commands.option_takers import refuse_others
 from weftline_server.commands.settings import make
@@ -209,46 +208,27 @@ class StoreSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionSpec:
-    """A `[[function]]` table: a Python function of the operator, written module:name.
-
-    Clients name it by `name`. `workers` are its processes. A run has `timeout_s` seconds, and its
-    result `max_bytes`. `path` is put before Python's search path, and `env` names the variables of
-    the environment that it may read. `start` says when its first process starts. With `sandbox`
-    each run is isolated by bubblewrap, without network, under `limits`. A server of root runs it as
-    `user`.
+class FunctionSpec(FunctionConfig):
+    """A `[[function]]` table, with the settings of its engine. `start` says when its first process
+    starts.
     """
 
-    name: str
-    call: str
-    workers: int = 1
-    timeout_s: float = 30.0
-    max_bytes: int = 1 << 20
-    path: str | None = None
-    env: tuple[str, ...] = ()
-    sandbox: bool = False
-    user: str | None = None
-    limits: Limits = field(default_factory=Limits)
     start: Start = "demand"
 
-    def says(self) -> Description:
-        return self._config().description
-
-    def factory(self, kept: int | None = None) -> Callable[[], Engine]:
-        """A function that makes the engine. Raises InvalidRequest for settings that do not fit."""
-        from weftline_engine.services.functions.engine import FunctionEngine
-
-        config = self._config()
-        return lambda: FunctionEngine(config)
-
-    def _config(self) -> FunctionConfig:
-        settings = {one.name: getattr(self, one.name) for one in fields(self)}
-        del settings["start"]
-        settings["call"] = present_name(self.call)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "call", present_name(self.call))
         try:
-            return FunctionConfig(**settings)
+            FunctionConfig.__post_init__(self)
         except ValueError as error:
             raise InvalidRequest(str(error), param="function") from None
+
+    def says(self) -> Description:
+        return self.description
+
+    def factory(self, kept: int | None = None) -> Callable[[], Engine]:
+        from weftline_engine.services.functions.engine import FunctionEngine
+
+        return lambda: FunctionEngine(self)
 
 
 Spec = EmbedderSpec | StoreSpec | FunctionSpec

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, fields
 from string import Template
 from typing import Annotated, Any, Literal
 
@@ -16,7 +15,7 @@ from pydantic import Field
 
 from weftline.contract.errors import InvalidRequest
 from weftline_engine.api import Engine
-from weftline_engine.services.tools.config import Limits, ToolsConfig
+from weftline_engine.services.tools.config import ToolsConfig
 from weftline_server.commands.moved_modules import present_name
 from weftline_server.commands.settings import make
 from weftline_server.extras import install, versions
@@ -25,46 +24,31 @@ MOST_NICENESS = 20  # the engine runs such calls only where nothing else needs t
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolTable:
-    """A `[[tool]]` table: all tools of one Python module.
+class ToolTable(ToolsConfig):
+    """A `[[tool]]` table, with the settings of its engine: all tools of one Python module.
 
-    `module` is imported with `path` before Python's search path. `name` is the engine's name, by
-    default the module's. `preload` names further modules to import once, for all calls. `env` names
-    the environment variables that the tools may read. `user` runs the calls as that user, which
-    needs root. `cores` are CPU cores; empty means all. `niceness` is that of the calls' processes,
-    0 to 20. With `sandbox` each call is isolated by bubblewrap, without network. `limits` is what
-    one call may use.
+    `name` is the engine's name, by default the module's.
     """
 
-    module: str
-    name: str | None = None
-    path: str | None = None
-    preload: tuple[str, ...] = ()
-    env: tuple[str, ...] = ()
-    user: str | None = None
-    cores: tuple[int, ...] = ()
+    name: str = ""
     niceness: Annotated[int, Field(ge=0, le=MOST_NICENESS)] = 10
-    sandbox: bool = False
-    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        path = None if self.path is None else self.path.expanduser().absolute()
+        found = {
+            "name": self.name or self.module,
+            "module": present_name(self.module),
+            "path": path,
+        }
+        for name, value in found.items():
+            object.__setattr__(self, name, value)
 
     def factory(self) -> Callable[[], Engine]:
         from weftline_engine.services.tools.engine import ToolEngine
         from weftline_engine.services.tools.tool_calls import BegunCalls
 
-        config = ToolsConfig(
-            name=self.name or self.module,
-            module=present_name(self.module),
-            path=None if self.path is None else Path(self.path).expanduser().absolute(),
-            preload=self.preload,
-            env=self.env,
-            user=self.user,
-            cores=self.cores,
-            niceness=self.niceness,
-            sandbox=self.sandbox,
-            limits=self.limits,
-        )
         begun = BegunCalls()  # one for all incarnations of the engine
-        return lambda: ToolEngine(config, begun)
+        return lambda: ToolEngine(self, begun)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,18 +90,10 @@ class McpSpec:
 
         if None in versions("mcp").values():
             raise InvalidRequest(f"[[mcp]] needs the package mcp: {install('mcp')}", param="mcp")
-        config = McpConfig(
-            name=self.name,
-            command=self.command,
-            url=self.url,
-            headers={name: self._filled(value) for name, value in self.headers.items()},
-            env=self.env,
-            prefix=f"{self.name}_" if self.prefix is None else self.prefix,
-            tools=self.tools,
-            effects=self.effects,
-            annotations=self.annotations,
-            timeout_s=self.timeout_s,
-        )
+        settings = {one.name: getattr(self, one.name) for one in fields(self)}
+        settings["headers"] = {name: self._filled(value) for name, value in self.headers.items()}
+        settings["prefix"] = f"{self.name}_" if self.prefix is None else self.prefix
+        config = McpConfig(**settings)
         return lambda: ProcessEngine(config, f"MCP server {self.name}")
 
     def _filled(self, value: str) -> str:
@@ -145,9 +121,7 @@ def factories(specs: Iterable[ToolTable | McpSpec]) -> dict[str, Callable[[], En
     """The factory of each engine by its name. Raises InvalidRequest for two of one name."""
     found: dict[str, Callable[[], Engine]] = {}
     for spec in specs:
-        name = (
-            f"mcp:{spec.name}" if isinstance(spec, McpSpec) else f"tool:{spec.name or spec.module}"
-        )
+        name = f"{'mcp' if isinstance(spec, McpSpec) else 'tool'}:{spec.name}"
         if name in found:
             raise InvalidRequest(f"two engines are called {name!r}", param="name")
         found[name] = spec.factory()
