@@ -1,12 +1,9 @@
-"""OpenAI's own client and LangChain's ChatOpenAI, pointed at a server with a real model."""
+"""OpenAI's own client, pointed at a server with a real model."""
 
 from __future__ import annotations
 
-import openai
 import pytest
-from langchain_openai import ChatOpenAI
 from openai import OpenAI
-from pydantic import SecretStr
 
 QUESTION = "What is the capital of France?"
 ANSWER = "The capital of France is Paris."
@@ -72,48 +69,3 @@ def test_a_text_completion_with_a_stop_string(client: OpenAI) -> None:
     )
     assert whole.choices[0].text.startswith(" 5, 6, 7")
     assert (cut.choices[0].text, cut.choices[0].finish_reason) == (" 5, 6,", "stop")
-
-
-def test_a_seed_repeats_a_sample(client: OpenAI) -> None:
-    """Two samples with one seed are equal. A sample with another seed is not."""
-
-    def sample(seed: int) -> str:
-        answer = client.completions.create(
-            model="default", prompt="Once upon a time", max_tokens=16, temperature=1.0, seed=seed
-        )
-        return answer.choices[0].text
-
-    assert sample(1) == sample(1) != sample(2)
-
-
-def test_errors_are_the_clients_own(client: OpenAI) -> None:
-    """OpenAI's client reads our errors: its class, the parameter, the code."""
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.completions.create(model="default", prompt="word " * 9000, max_tokens=4)
-    assert caught.value.code == "context_length_exceeded"
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.completions.create(model="default", prompt="x", max_tokens=0)
-    assert caught.value.param == "max_tokens"
-    with pytest.raises(openai.NotFoundError):
-        client.completions.create(model="gpt-7", prompt="x")
-
-
-def test_langchain_openai_works_unchanged(model_url: str) -> None:
-    """ChatOpenAI: the answer, its stream and its usage."""
-    llm = ChatOpenAI(
-        base_url=f"{model_url}/v1",
-        api_key=SecretStr("none"),
-        model="default",
-        temperature=0,
-        max_completion_tokens=32,
-        stream_usage=True,
-    )
-    answer = llm.invoke(QUESTION)
-    assert answer.content == ANSWER
-    assert answer.usage_metadata is not None and answer.usage_metadata["input_tokens"] == 37
-    parts = list(llm.stream(QUESTION))
-    whole = parts[0]
-    for part in parts[1:]:
-        whole = whole + part
-    assert whole.content == ANSWER
-    assert whole.usage_metadata is not None and whole.usage_metadata["input_tokens"] == 37

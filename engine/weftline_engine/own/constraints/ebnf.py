@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Iterator
 
-from weftline_engine.own.constraints.grammar_rules import Rule, Word, as_lark, refuse
+from weftline_engine.own.constraints.grammar_rules import Rule, Word, as_lark, refuse, words_of
 
 ROOT = "root"
 MOST_REPEATS = 10_000
@@ -45,21 +45,7 @@ def is_ebnf(grammar: str) -> bool:
 
 def to_lark(grammar: str) -> str:
     """The same grammar in Lark's words. Raises BadGrammar."""
-    return as_lark(_Parser(list(_words(grammar))).rules(), ROOT)
-
-
-def _words(grammar: str) -> Iterator[Word]:
-    at, line = 0, 1
-    while at < len(grammar):
-        found = _TOKEN.match(grammar, at)
-        if found is None:
-            rest = grammar[at:].partition("\n")[0][:40]
-            refuse(line, f"{rest!r} is not understood")
-        kind = found.lastgroup or ""
-        if kind != "space":
-            yield Word(kind, found["name"] if kind == "rule" else found[0], line)
-        line += found[0].count("\n")
-        at = found.end()
+    return as_lark(_Parser([word for word, _ in words_of(grammar, _TOKEN)]).rules(), ROOT)
 
 
 class _Parser:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from weftline_engine.own.constraints.escaped_pattern import escaped, escaped_pattern
-from weftline_engine.own.constraints.grammar_rules import Rule, Word, as_lark, refuse
+from weftline_engine.own.constraints.grammar_rules import Rule, Word, as_lark, refuse, words_of
 
 START = "start"
 MOST_REPEATS = 10_000
@@ -76,7 +76,7 @@ class _Reader:
     """Reads rules. Brackets and marks are kept as they are, since they mean the same."""
 
     def __init__(self, grammar: str) -> None:
-        self._words = list(_words(grammar))
+        self._words = list(words_of(grammar, _TOKEN))
         self._ignores = any(word.kind == "ignore" for word, _ in self._words)
         self._found: dict[str, Rule] = {}
 
@@ -166,20 +166,6 @@ class _Reader:
 def _is_rule(name: str) -> bool:
     """Whether a name is that of a rule, whose terminals have gaps behind them already."""
     return name.lstrip("_")[:1].islower()
-
-
-def _words(grammar: str) -> Iterator[tuple[Word, re.Match[str]]]:
-    at, line = 0, 1
-    while at < len(grammar):
-        found = _TOKEN.match(grammar, at)
-        if found is None:
-            rest = grammar[at:].partition("\n")[0][:40]
-            refuse(line, f"{rest!r} is not understood, or not served")
-        kind = found.lastgroup or ""
-        if kind not in ("space", "alias"):
-            yield Word(kind, found["name"] if kind == "rule" else found[0], line), found
-        line += found[0].count("\n")
-        at = found.end()
 
 
 def _mark(rule: Rule, word: Word, open: list[Word], before: Word | None) -> None:

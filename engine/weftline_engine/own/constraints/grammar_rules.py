@@ -6,7 +6,8 @@ way to read a text is tried.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -34,6 +35,21 @@ class Rule:
     @property
     def names(self) -> list[Word]:
         return [part for part in self.parts if isinstance(part, Word)]
+
+
+def words_of(grammar: str, token: re.Pattern[str]) -> Iterator[tuple[Word, re.Match[str]]]:
+    """The words of a grammar that `token` matches, but for space and aliases. Raises BadGrammar."""
+    at, line = 0, 1
+    while at < len(grammar):
+        found = token.match(grammar, at)
+        if found is None:
+            rest = grammar[at:].partition("\n")[0][:40]
+            refuse(line, f"{rest!r} is not understood, or not served")
+        kind = found.lastgroup or ""
+        if kind not in ("space", "alias"):
+            yield Word(kind, found["name"] if kind == "rule" else found[0], line), found
+        line += found[0].count("\n")
+        at = found.end()
 
 
 def as_lark(rules: Mapping[str, Rule], root: str) -> str:

@@ -128,22 +128,34 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class SearchDraft:
+class _OneVariable:
+    """Steps that make the variable `var`."""
+
+    var: str
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (self.var,)
+
+
+def _source(query: str | Ref) -> steps.Source:
+    """The input of a step that is a text, or a variable of the server."""
+    if isinstance(query, Ref):
+        return steps.Source(var=query.var, transforms=query.transforms)
+    return steps.Source(value=query)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchDraft(_OneVariable):
     """The search of one retriever. The hits become the variable `var`.
 
     The `query` is a text, or a variable of the server, which may be a list of texts.
     """
 
-    var: str
     query: str | Ref
     embedded: str
     name: str
     terms: Terms
-
-    @property
-    def writes(self) -> tuple[str, ...]:
-        """The hits."""
-        return (self.var,)
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -152,12 +164,8 @@ class SearchDraft:
 
     def steps(self) -> tuple[steps.Embed, steps.Search]:
         """The two steps of the submit."""
-        if isinstance(self.query, Ref):
-            source = steps.Source(var=self.query.var, transforms=self.query.transforms)
-        else:
-            source = steps.Source(value=self.query)
         embedder = self.terms.store.embedder
-        embed = embedder.step(source, self.embedded, f"embed{self.name}")
+        embed = embedder.step(_source(self.query), self.embedded, f"embed{self.name}")
         search = steps.Search(
             in_=steps.Source(var=self.embedded),
             out=self.var,
@@ -170,21 +178,15 @@ class SearchDraft:
 
 
 @dataclass(frozen=True, slots=True)
-class MergeDraft:
+class MergeDraft(_OneVariable):
     """The fusion of what was found, before it is submitted. Its hits become the variable `var`.
 
     `how` has the fields of the step.
     """
 
-    var: str
     hits: tuple[str, ...]
     name: str
     how: Mapping[str, Any]
-
-    @property
-    def writes(self) -> tuple[str, ...]:
-        """The documents, each once."""
-        return (self.var,)
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -199,11 +201,10 @@ class MergeDraft:
 
 
 @dataclass(frozen=True, slots=True)
-class RerankDraft:
+class RerankDraft(_OneVariable):
     """The reranking of a list of hits, before it is submitted. Its hits become the variable
     `var`."""
 
-    var: str
     hits: str
     query: str | Ref
     server: Server
@@ -212,25 +213,16 @@ class RerankDraft:
     name: str
 
     @property
-    def writes(self) -> tuple[str, ...]:
-        """The best hits."""
-        return (self.var,)
-
-    @property
     def reads(self) -> tuple[str, ...]:
         """The hits, and the variable of the query, if the server has it."""
         return (self.hits, *((self.query.var,) if isinstance(self.query, Ref) else ()))
 
     def steps(self) -> tuple[steps.Rerank]:
         """The step of the submit."""
-        if isinstance(self.query, Ref):
-            query = steps.Source(var=self.query.var, transforms=self.query.transforms)
-        else:
-            query = steps.Source(value=self.query)
         return (
             steps.Rerank(
                 in_=steps.Source(var=self.hits),
-                query=query,
+                query=_source(self.query),
                 out=self.var,
                 engine=self.engine,
                 k=self.k,
@@ -240,19 +232,13 @@ class RerankDraft:
 
 
 @dataclass(frozen=True, slots=True)
-class BranchDraft:
+class BranchDraft(_OneVariable):
     """A branch before it is submitted. The branch's value becomes the variable `var`."""
 
-    var: str
     on: str
     cases: tuple[tuple[Mapping[str, Any], str], ...]
     default: str
     name: str
-
-    @property
-    def writes(self) -> tuple[str, ...]:
-        """The value of the side that is taken."""
-        return (self.var,)
 
     @property
     def sides(self) -> tuple[str, ...]:
@@ -277,18 +263,12 @@ class BranchDraft:
 
 
 @dataclass(frozen=True, slots=True)
-class TextDraft:
+class TextDraft(_OneVariable):
     """A text that the server writes, before the text is submitted. The text becomes the variable
     `var`."""
 
-    var: str
     parts: tuple[steps.Source, ...]
     name: str
-
-    @property
-    def writes(self) -> tuple[str, ...]:
-        """The text."""
-        return (self.var,)
 
     @property
     def reads(self) -> tuple[str, ...]:
