@@ -16,7 +16,7 @@ from weftline_engine.remote.llamacpp.state_cut import StateCut
 LIVE_SHARE = 0.3
 # The shares of others and of agents before anything is known.
 FREED_SHARES = (0.25, 0.75)
-# Those shares are worth so many observations: a map-reduce of 20 calls does not end copies.
+# Both shares are worth so many observations: a map-reduce of 20 calls does not end copies.
 FREED_PRIOR = 4
 # Freed contexts that are remembered for each slot. The oldest are reported as dropped.
 FREED_PER_SLOT = 8
