@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import pytest
 from langchain.agents import create_agent
-from langchain.agents.middleware import HumanInTheLoopMiddleware
+from langchain.agents.middleware import HumanInTheLoopMiddleware, ToolRetryMiddleware
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessageChunk, BaseMessage
 from langchain_core.tools import BaseTool, InjectedToolArg, StructuredTool
@@ -256,6 +256,44 @@ def test_what_needs_its_run_waits_for_it(url: str) -> None:
     answer = agent.invoke({"messages": [("user", "lakes")]}, config)
     assert [one.value for one in answer["__interrupt__"]] == ["may I?"]
     assert agent.invoke(None, config)["__interrupt__"], "it still waits"
+
+
+@dataclass
+class Busy(World):
+    """A search that fails at its first attempt."""
+
+    def search(self, query: str) -> str:
+        """Search."""
+        found = super().search(query)
+        if self.happened.count("search rivers") == 1 and query == "rivers":
+            raise ValueError("busy")
+        return found
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("retries_inside", [False, True])
+async def test_a_second_attempt_runs_the_tool(
+    retries_inside: bool, is_async: bool, url: str
+) -> None:
+    """A middleware that retries gets the early call's failure once, wherever it stands."""
+    world = Busy()
+    tool = (
+        StructuredTool.from_function(coroutine=world.asearch, name="search")
+        if is_async
+        else StructuredTool.from_function(world.search)
+    )
+    middleware: list[Any] = [
+        EarlyTools(["search"]),
+        ToolRetryMiddleware(max_retries=1, initial_delay=0),
+    ]
+    ordered = middleware if retries_inside else middleware[::-1]
+    agent: Any = create_agent(model(url), [tool], middleware=ordered)
+    given: Any = ({"messages": [("user", "look")]}, {"callbacks": [world]})
+    made = await agent.ainvoke(*given) if is_async else agent.invoke(*given)
+    found = [one.content for one in made["messages"] if one.type == "tool"]
+    assert found == ["found rivers", "found x x x "]
+    assert world.happened[0] == "search rivers"
+    assert world.happened.count("search rivers") == 2
 
 
 def test_a_tool_that_needs_approval_runs_after_it(url: str) -> None:

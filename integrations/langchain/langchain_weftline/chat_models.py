@@ -290,7 +290,8 @@ class ChatWeftline(DescribedChat):
     ) -> Iterator[ChatGenerationChunk]:
         taken = take(self, messages, {"stop": stop, **kwargs}, run_manager, streams=True)
         began = False
-        for generation in self._converted(() if taken is None else taken.chunks()):
+        events = () if taken is None else taken.chunks()
+        for generation in self._converted(events, self._should_stream_usage(**kwargs)):
             began = True
             if run_manager is not None:
                 run_manager.on_llm_new_token(generation.text, chunk=generation)
@@ -320,7 +321,7 @@ class ChatWeftline(DescribedChat):
             began = False
             async for event in taken.achunks():
                 began = True
-                for generation in self._converted([event]):
+                for generation in self._converted([event], self._should_stream_usage(**kwargs)):
                     if run_manager is not None:
                         await run_manager.on_llm_new_token(generation.text, chunk=generation)
                     yield generation
@@ -337,8 +338,12 @@ class ChatWeftline(DescribedChat):
                     yield chunk
             sent.finish()
 
-    def _converted(self, chunks: Iterable[dict[str, Any]]) -> Iterator[ChatGenerationChunk]:
+    def _converted(
+        self, chunks: Iterable[dict[str, Any]], shows_usage: bool
+    ) -> Iterator[ChatGenerationChunk]:
         for chunk in chunks:
+            if not chunk["choices"] and not shows_usage:
+                continue
             made = self._convert_chunk_to_generation_chunk(chunk, AIMessageChunk, {})
             if made is not None:
                 yield made

@@ -187,14 +187,16 @@ def _read_error(task: asyncio.Task[Any]) -> None:
 def _handing_over(tool: StructuredTool | Tool, running: Future[Any]) -> BaseTool:
     """The tool with a function that waits for the early call's result.
 
-    If the early call failed because it was outside of a run, the function runs the tool.
+    If the early call failed because it was outside of a run, the function runs the tool. So does a
+    second attempt, such as that of a middleware that retries.
     """
     function = tool.func
     assert function is not None, "it has started"
+    first = [running]
 
     def wait(*args: Any, **kwargs: Any) -> Any:
         try:
-            return running.result()
+            return first.pop().result() if first else function(*args, **kwargs)
         except RuntimeError:
             return function(*args, **kwargs)
 
@@ -204,10 +206,11 @@ def _handing_over(tool: StructuredTool | Tool, running: Future[Any]) -> BaseTool
 def _ahanding_over(tool: StructuredTool | Tool, running: asyncio.Task[Any]) -> BaseTool:
     function = tool.coroutine
     assert function is not None, "it has started"
+    first = [running]
 
     async def wait(*args: Any, **kwargs: Any) -> Any:
         try:
-            return await running
+            return await (first.pop() if first else function(*args, **kwargs))
         except RuntimeError:
             return await function(*args, **kwargs)
 

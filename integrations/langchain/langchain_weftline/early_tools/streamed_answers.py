@@ -103,6 +103,7 @@ def streamed_answer(turn: EarlyTurn[Any], retried: bool) -> Iterator[StreamedAns
 def is_chunked(model: Any, options: Mapping[str, Any]) -> bool:
     """Whether the chunks of a streamed call have everything that its unstreamed answer has."""
     tells_more = "response_format" in options or model.include_response_headers
+    tells_more |= model.is_on_responses(options)
     return not tells_more and (options.get("n") or model.n or 1) == 1
 
 

@@ -12,7 +12,7 @@ from langchain_core.runnables import RunnableGenerator
 from langchain_weftline.chat_models import ChatWeftline
 from langchain_weftline.lower.chain_parsers import lowered_parser, parsed_shape, reads_tools
 from langchain_weftline.lower.chain_steps import ChainStep, Handler, Lowerer
-from langchain_weftline.lower.drafts import CallDraft
+from langchain_weftline.lower.drafts import CallDraft, raw_calls
 from langchain_weftline.lower.prompt_templates import calls_user_code, messages_as_turns, render
 from langchain_weftline.lower.searches import Searches
 from langchain_weftline.lower.symbols import (
@@ -30,6 +30,7 @@ from langchain_weftline.lower.symbols import (
     string_pieces,
 )
 from langchain_weftline.model.call_sampling import call_options
+from weftline.errors import InvalidRequest
 from weftline.kit import Server
 
 _NO_TOOLS = "it reads tool calls, and its model has no tools"
@@ -179,6 +180,10 @@ class Calls:
         self.server = server
         name = self._call_name(step.path, prompt, model.name)
         draft = CallDraft(name, prompt.turns, self._mint(), options)
+        try:
+            raw_calls([draft])
+        except InvalidRequest as error:  # the server's answer to the model says the same
+            raise CannotCompile(model, error.message) from error
         self.drafts.append(draft)
         self._lowering.note(step, f"call {name!r}", in_server=True)
         return AnswerMessage(draft.var, options.toolbox is not None, options.form)

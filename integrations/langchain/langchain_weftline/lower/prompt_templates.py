@@ -55,6 +55,8 @@ _TEMPLATE_ROLES = {
 }
 _ROLES = {SystemMessage: "system", HumanMessage: "user", AIMessage: "assistant"}
 _TEMPLATES = (BasePromptTemplate, BaseMessagePromptTemplate)
+# What LangChain takes of an AIMessage's additional_kwargs into a request.
+_ONLY_REQUESTS = frozenset({"tool_calls", "function_call", "audio"})
 _SERVER_ROLES = frozenset({"system", "user", "assistant", "tool", "developer"})
 
 
@@ -92,6 +94,9 @@ def _turn(message: BaseMessage, step: object) -> PromptMessage:
         raise CannotCompile(step, "a message has parts other than text")
     if isinstance(message, AIMessage) and (message.tool_calls or message.invalid_tool_calls):
         raise CannotCompile(step, "a message calls tools")
+    more = message.additional_kwargs
+    if isinstance(message, AIMessage) and not _ONLY_REQUESTS.isdisjoint(more):
+        raise CannotCompile(step, "a message has fields that a graph lacks")
     role = next((role for cls, role in _ROLES.items() if isinstance(message, cls)), None)
     if isinstance(message, SystemMessage):
         role = message.additional_kwargs.get("__openai_role__", "system")
@@ -100,7 +105,7 @@ def _turn(message: BaseMessage, step: object) -> PromptMessage:
     if role not in _SERVER_ROLES or role == "tool":
         raise CannotCompile(step, f"the server takes no {message.type} message in a graph")
     content = (message.content,) if message.content else ()
-    return PromptMessage(role, content, message.name, thoughts_of(message))
+    return PromptMessage(role, content, message.name or more.get("name"), thoughts_of(message))
 
 
 def _turns(part: Any, values: Mapping[str, Any]) -> Iterator[PromptMessage]:

@@ -34,6 +34,7 @@ class ModelSettings(Connected, Protocol):
 
     cache: Any
     rate_limiter: Any
+    include_response_headers: bool
 
     def _get_request_payload(
         self, input_: Any, *, stop: list[str] | None = None, **kwargs: Any
@@ -54,6 +55,8 @@ def _check_settings(model: ModelSettings) -> None:
         raise CannotCompile(model, "the global LLM cache (set_llm_cache) may have its answer")
     if model.rate_limiter is not None:
         raise CannotCompile(model, "it has a rate limiter")
+    if model.include_response_headers:
+        raise CannotCompile(model, "its answers have the headers of its own responses")
 
 
 def _described(

@@ -1,15 +1,26 @@
-"""How a ChatWeftline describes itself to LangChain: its names, abilities and token estimates."""
+"""How a ChatWeftline describes itself to LangChain: names, parameters, abilities, token estimates.
+
+What BaseChatOpenAI leaves to ChatOpenAI is here as it is there. A ChatWeftline is no ChatOpenAI,
+because its saved JSON would name OpenAI's key.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from langchain_core.language_models import LangSmithParams, ModelProfile
+from langchain_core.language_models import (
+    LangSmithParams,
+    LanguageModelInput,
+    ModelProfile,
+)
 from langchain_core.messages import BaseMessage
+from langchain_core.outputs import ChatGenerationChunk
 from langchain_core.tools import BaseTool
 from langchain_openai.chat_models.base import BaseChatOpenAI
+from pydantic import model_validator
 
+MOST_TOKENS = "max_completion_tokens"  # the name of `max_tokens` in callbacks and requests
 # Bytes of UTF-8 in a token: 4 for English with today's tokenizers, fewer for other languages.
 BYTES_PER_TOKEN = 4
 # A chat template adds about this many tokens to each message, for its role and two marks.
@@ -18,6 +29,15 @@ TOKENS_PER_MESSAGE = 4
 
 class DescribedChat(BaseChatOpenAI):
     """The part of a ChatWeftline that describes the model to LangChain."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_most_tokens(cls, values: dict[str, Any]) -> dict[str, Any]:
+        # With an alias, type checkers would refuse `max_tokens`.
+        if MOST_TOKENS not in values:
+            return values
+        rest = {name: value for name, value in values.items() if name != MOST_TOKENS}
+        return {**rest, "max_tokens": values[MOST_TOKENS]}
 
     @property
     def _llm_type(self) -> str:
@@ -40,6 +60,29 @@ class DescribedChat(BaseChatOpenAI):
         params = super()._get_ls_params(stop=stop, **kwargs)
         params["ls_provider"] = "weftline"
         return params
+
+    @property
+    def _default_params(self) -> dict[str, Any]:
+        return _renamed(super()._default_params)
+
+    def _get_request_payload(
+        self, input_: LanguageModelInput, *, stop: list[str] | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        return _renamed(super()._get_request_payload(input_, stop=stop, **kwargs))
+
+    def _stream(self, *args: Any, **kwargs: Any) -> Iterator[ChatGenerationChunk]:
+        if self.is_on_responses(kwargs):
+            return super()._stream_responses(*args, **kwargs)
+        return super()._stream(*args, **kwargs)
+
+    def _astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[ChatGenerationChunk]:
+        if self.is_on_responses(kwargs):
+            return super()._astream_responses(*args, **kwargs)
+        return super()._astream(*args, **kwargs)
+
+    def is_on_responses(self, options: Mapping[str, Any]) -> bool:
+        """Whether a call with these options goes to /v1/responses."""
+        return bool(self._use_responses_api({**options, **self.model_kwargs}))
 
     def _resolve_model_profile(self) -> ModelProfile:
         """The abilities of every model behind this server.
@@ -85,3 +128,10 @@ class DescribedChat(BaseChatOpenAI):
         """An estimate: the texts by `get_num_tokens`, and four tokens for each message's frame."""
         texts = [self.get_num_tokens(str(message.text)) for message in messages]
         return sum(texts) + TOKENS_PER_MESSAGE * len(texts)
+
+
+def _renamed(params: dict[str, Any]) -> dict[str, Any]:
+    """The parameters with ChatOpenAI's name of the most tokens."""
+    if "max_tokens" in params:
+        params[MOST_TOKENS] = params.pop("max_tokens")
+    return params
