@@ -171,7 +171,7 @@ async def test_an_equal_model_is_the_agents(recording: Recording) -> None:
     await agent.ainvoke({"messages": [("user", "look")]})
     _, second, summary, *_ = recording.bodies("/v1/chat/completions")
     assert summary["messages"][:-1] == second["messages"]
-    assert (summary["tools"], summary["max_tokens"]) == (second["tools"], 32)
+    assert (summary["tools"], summary["max_completion_tokens"]) == (second["tools"], 32)
 
 
 async def test_a_result_that_is_too_long(recording: Recording) -> None:
