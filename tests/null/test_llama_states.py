@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.null.llama_desk import SHARED, bench
 from weftline_engine import api
-from weftline_engine.remote.common_tokens import common
 from weftline_engine.remote.llamacpp.slots import (
     BORDER_SHARE,
     LEAST_COPY,
@@ -20,96 +17,6 @@ from weftline_engine.remote.llamacpp.slots import (
 )
 from weftline_engine.remote.llamacpp.state_cut import StateCut, after_prompt, cut_of
 from weftline_engine.remote.llamacpp.state_size import state_bytes
-
-
-@given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)))
-def test_the_common_beginning(one: list[int], other: list[int]) -> None:
-    """It is as long as a loop over both finds."""
-    expected = 0
-    for left, right in zip(one, other, strict=False):
-        if left != right:
-            break
-        expected += 1
-    assert common(one, other) == expected
-
-
-def test_a_call_goes_to_the_slot_that_holds_most_of_its_prompt() -> None:
-    """Two conversations took a slot each. Their next calls go where each began."""
-    desk = bench(3)
-    first = desk.run((1, 2, 3))
-    second = desk.run((4, 5, 6))
-    assert (first.slot, second.slot) == (0, 1)
-    again = desk.run((4, 5, 6, 7, 9))
-    assert (again.slot, again.found) == (1, 4)  # 7 was computed, 8 was only sampled
-    assert desk.run((1, 2, 3, 7, 9)).slot == 0
-
-
-def test_an_empty_slot_is_taken_before_a_living_context_is_lost() -> None:
-    """A third conversation overwrites neither of two others, and a fourth not the kept one."""
-    desk = bench(3, copies=False)
-    desk.run(tuple(range(50)), name="kept")
-    desk.run(tuple(range(100, 150)), name="evictable")
-    assert desk.run(tuple(range(200, 250)), name="freed").slot == 2
-    desk.book.contexts.retain("kept", api.Retention.KEEP)
-    desk.book.contexts.free("freed")
-    assert desk.run(tuple(range(300, 350)), name="next").slot == 2
-    assert desk.run(tuple(range(400, 450)), name="last").slot == 1
-
-
-def test_the_plan_orders_what_waits() -> None:
-    """Of two calls that wait, the later one goes first. Its application's turn is earlier."""
-    desk = bench(1)
-    desk.submit((1,), name="running")
-    running = desk.seat()
-    desk.submit((2,), name="first", application="a", turn=30.0)
-    desk.submit((3,), name="second", application="b", turn=10.0)
-    assert desk.seat() is None
-    assert running is not None
-    desk.end(running)
-    seat = desk.seat()
-    assert seat is not None and seat.call.op == "second"
-
-
-def test_a_shared_beginning_is_computed_once() -> None:
-    """Four calls wait: their common beginning is filled, written once, and read three times."""
-    desk = bench(4)
-    for last in range(4):
-        desk.submit((*SHARED, last, last))
-    (seed,) = desk.all()
-    assert (seed.call.op, seed.call.tokens, seed.call.fills) == ("", SHARED, True)
-    desk.book.release(seed, SHARED)
-    seats = desk.all()
-    assert len({seat.slot for seat in seats}) == 4
-    assert [seat.found for seat in seats] == [len(SHARED)] * 4
-    assert seats[0].slot == seed.slot and seats[0].save is not None
-    assert seats[0].restore is None
-    assert [seat.restore for seat in seats[1:]] == [seats[0].save] * 3
-    assert [seat.save for seat in seats[1:]] == [None] * 3
-
-
-def test_without_files_every_slot_computes_the_beginning() -> None:
-    """No call waits for another, because none could use what the other computes."""
-    desk = bench(4, copies=False)
-    for last in range(4):
-        desk.submit((*SHARED, last))
-    seats = desk.all()
-    assert [seat.found for seat in seats] == [0] * 4
-    assert all(seat.save is None and seat.restore is None for seat in seats)
-
-
-def test_children_wait_for_a_fill_that_runs() -> None:
-    """A client's fill runs; a call that begins with its tokens waits, and another one does not."""
-    desk = bench(3)
-    desk.submit(SHARED, name="root", fills=True)
-    root = desk.seat()
-    desk.submit((*SHARED, 1), name="child")
-    desk.submit((5, 6, 7), name="other")
-    assert [seat.call.op for seat in desk.all()] == ["other"]
-    assert root is not None
-    desk.end(root)
-    seat = desk.seat()
-    assert seat is not None
-    assert (seat.call.op, seat.slot, seat.found) == ("child", root.slot, len(SHARED))
 
 
 def test_a_recurrent_state_is_kept_where_a_first_call_is_likely_to_part() -> None:
