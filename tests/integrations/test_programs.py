@@ -14,9 +14,6 @@ from typing import Any
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.tracers.base import BaseTracer
-from llama_index.core import Document, SummaryIndex
-from llama_index.core.response_synthesizers import get_response_synthesizer
-from llama_index.llms.weftline import Weftline
 
 from langchain_weftline import ChatWeftline, accelerate
 from tests.integrations.program_table import PROGRAMS, Program
@@ -130,40 +127,9 @@ def test_a_program(program: Program, proxy: Recording) -> None:
         assert told.after.count == program.ours[0]
 
 
-ENGINES = {  # requests of the plain LLM, and with graphs
-    "tree_summarize": (3, 1),
-    "refine": (4, 1),
-    "compact": (2, 1),
-    "accumulate": (4, 1),
-    "compact_accumulate": (2, 1),
-    "simple_summarize": (1, 1),
-}
-
-
-@pytest.mark.parametrize("mode", ENGINES)
-def test_an_engine(mode: str, proxy: Recording) -> None:
-    """A query engine of LlamaIndex gives the same answer, with the requests of the table."""
-    documents = [Document(text=" ".join(f"k{k}w{i}" for i in range(30))) for k in range(4)]
-    index = SummaryIndex.from_documents(documents)
-
-    def run(**options: Any) -> tuple[str, int]:
-        proxy.requests.clear()
-        llm = Weftline(base_url=proxy.url, max_tokens=8, context_window=400, **options)
-        synthesizer = get_response_synthesizer(response_mode=mode, llm=llm)
-        if hasattr(synthesizer, "_response_padding_size"):
-            synthesizer._response_padding_size = 20
-        engine = index.as_query_engine(llm=llm, response_synthesizer=synthesizer)
-        answer = str(engine.query("What is it?"))
-        return answer, sum(verb == "POST" for verb, _, _ in proxy.requests)
-
-    answer, calls = run(ahead=False, provenance=False)
-    assert run() == (answer, ENGINES[mode][1])
-    assert calls == ENGINES[mode][0]
-
-
 def test_most_programs_make_at_most_two_requests() -> None:
     """Those that do not, make fewer than the plain program or have several steps of the client."""
-    ours = [program.ours[0] for program in PROGRAMS] + [made for _, made in ENGINES.values()]
+    ours = [program.ours[0] for program in PROGRAMS]
     few = sum(made <= 2 for made in ours)
     count = f"{few} of {len(ours)} programs make at most two requests"
     assert len(ours) >= 60, count

@@ -24,7 +24,6 @@ from langchain_core.tracers.context import collect_runs
 
 from langchain_weftline import ChatWeftline
 from langchain_weftline.trace.prompt_origins import LISTENER, ByIdentity
-from tests.integrations.conftest import served
 from tests.integrations.provenance import CHAT, line, plain
 from tests.integrations.recording import Recording, recorded
 from tests.waits import WAIT_S, until, wait_until
@@ -206,33 +205,6 @@ def test_errors_leave_nothing(recording: Recording, echo_url: str) -> None:
     assert leaked() == (0, 0)
     assert len(closed(recording)) == 1  # the others never had a session whose id arrived
     assert len(recording.bodies(CHAT)) == 1
-
-
-def test_abandoned_streams_leave_nothing(echo_url: str) -> None:
-    """A stream that is not read to its end is over when it is dropped."""
-    llm = ChatWeftline(base_url=echo_url)
-    stream = (P | llm | TEXT).stream(X)
-    next(stream)
-    assert leaked()[0] > 0
-    del stream
-    assert leaked() == (0, 0)
-
-
-async def test_cancelled_runs_and_abandoned_async_streams_leave_nothing() -> None:
-    """The same holds for tasks that are cancelled in the middle of an answer."""
-    with served("--null-step-s", "0.02") as url:
-        chain = P | ChatWeftline(base_url=url) | TEXT
-        task = asyncio.create_task(chain.ainvoke({**X, "topic": "soup " * 500}))
-        await asyncio.sleep(0.2)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        stream = chain.astream({**X, "topic": "soup " * 500})
-        async for _ in stream:
-            break
-        await stream.aclose()  # type: ignore[attr-defined]  # an async generator, typed as iterator
-        del task, stream
-        await settled()
 
 
 class Cut(AsyncCallbackHandler):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -78,21 +77,6 @@ async def test_leaving_a_get_cancels_its_call(serve: Serve) -> None:
     await server.submit(session, call("slow", WORDS + "{{output:x}}", x="x"))
     await leave_after(server, "/v1/get", {"session_id": session, "semantic_var_id": "x"}, 0)
     assert (await server.graph(session))["calls"][0]["state"] == "cancelled"
-
-
-async def test_a_stream_that_was_cut_off_goes_on(serve: Serve) -> None:
-    """A client that returns with Last-Event-ID gets the rest. The call was not cancelled."""
-    server = await serve(SLOW)
-    session = await server.session()
-    await server.submit(session, call("slow", "one two three four five{{output:x}}", x="x"))
-    body = {"session_id": session, "semantic_var_id": "x", "stream": True}
-    sent = b"".join(await leave_after(server, "/v1/get", body, 2)).decode()
-    last = re.findall(r"id: (\d+)", sent)[-1]
-    assert 0 < int(last) < 23
-    assert (await server.graph(session))["calls"][0]["state"] == "running"
-    rest = await server.http.post("/v1/get", json=body, headers={"Last-Event-ID": last})
-    texts = re.findall(r'"text": "([^"]*)"', rest.text)
-    assert "".join(texts) == "one two three four five"[int(last) :]
 
 
 async def test_a_stream_that_is_not_resumed_cancels_its_call(

@@ -197,23 +197,6 @@ async def test_closing_a_session_ends_its_gets(serve: Serve) -> None:
     assert (await server.get(session, "x")).status_code == 404
 
 
-async def test_many_sessions_at_once_lose_nothing(serve: Serve) -> None:
-    """A hundred sessions of five calls each, all at the same time."""
-    server = await serve()
-
-    async def run(number: int) -> str:
-        session = await server.session()
-        chain = [call("c0", f"{number}{{{{output:o}}}}", o="v0")]
-        for i in range(1, 5):
-            text = f"{{{{input:i}}}}-{i}{{{{output:o}}}}"
-            chain.append(call(f"c{i}", text, i=f"v{i - 1}", o=f"v{i}"))
-        await server.submit(session, *chain)
-        return str((await server.get(session, "v4")).json()["value"])
-
-    values = await asyncio.gather(*map(run, range(100)))
-    assert values == [f"{n}-1-2-3-4" for n in range(100)]
-
-
 @pytest.mark.parametrize("policy", ["app", "request"])
 async def test_both_policies_give_the_same_values(serve: Serve, policy: str) -> None:
     """A policy changes when calls run, never their answers."""
