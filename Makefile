@@ -29,8 +29,7 @@ SHAPE := tests/test_layers.py tests/test_names.py tests/test_shape.py tests/test
   tests/test_kinds.py tests/test_measures.py
 # Whole files that take a minute or more of a slow core each, and that repeat on the real model what
 # shorter tests hold already. `make test-long` runs them and the tests of the benchmarks, and so does CI.
-LONG := tests/e2e/test_langchain_standard.py tests/e2e/test_demo.py \
-  tests/cpu/test_models_conversion.py tests/e2e/test_model_exactness.py
+LONG := tests/e2e/test_demo.py tests/cpu/test_models_conversion.py tests/e2e/test_model_exactness.py
 BUT_LONG := $(addprefix --ignore=,$(LONG))
 # `make test-long` draws this many graphs for the exactness of the embedded engine, `make test` 16.
 ALL_GRAPHS := EXACT_GRAPHS=200

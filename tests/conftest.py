@@ -23,7 +23,6 @@ LONGEST = (
     "contract/test_torch.py",
     "contract/test_openai_torch.py",
     "e2e/test_model_exactness.py",
-    "e2e/test_langchain_standard.py",
     "benchmarks/test_runs.py",
     "e2e/test_pull.py",
     "integrations/test_docs_llamaindex.py",

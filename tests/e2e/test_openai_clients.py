@@ -1,9 +1,13 @@
-"""OpenAI's own client, pointed at a server with a real model."""
+"""OpenAI's own client and LangChain's, pointed at a server with a real model."""
 
 from __future__ import annotations
 
 import pytest
+from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.prompts import ChatPromptTemplate
 from openai import OpenAI
+
+from langchain_weftline import ChatWeftline, accelerate
 
 QUESTION = "What is the capital of France?"
 ANSWER = "The capital of France is Paris."
@@ -69,3 +73,23 @@ def test_a_text_completion_with_a_stop_string(client: OpenAI) -> None:
     )
     assert whole.choices[0].text.startswith(" 5, 6, 7")
     assert (cut.choices[0].text, cut.choices[0].finish_reason) == (" 5, 6,", "stop")
+
+
+def test_the_usage_counts_cached_tokens(model_url: str) -> None:
+    """A repeated prompt is read from the KV cache, and the usage says so."""
+    prompt = "Tell why the weft crosses the warp, and not the other way around. " * 4
+    llm = ChatWeftline(base_url=model_url, temperature=0, max_tokens=4)
+    chain = ChatPromptTemplate.from_template("{prompt}") | llm
+    llm.invoke(prompt)
+    streamed = sum(chain.stream({"prompt": prompt}), AIMessageChunk(content=""))
+    for way, message in {
+        "alone": llm.invoke(prompt),
+        "in a chain": chain.invoke({"prompt": prompt}),
+        "streamed": streamed,
+        "accelerated": accelerate(chain).invoke({"prompt": prompt}),
+    }.items():
+        assert isinstance(message, AIMessage) and message.usage_metadata is not None
+        told = message.usage_metadata
+        cached = told["input_token_details"]["cache_read"]
+        # All but the last block of 16 tokens and the last token, whose logits are needed.
+        assert told["input_tokens"] - 17 <= cached < told["input_tokens"], way

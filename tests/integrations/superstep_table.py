@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage
-from langchain_core.runnables import RunnableLambda
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.func import entrypoint, task
 from langgraph.graph import START, StateGraph
@@ -168,21 +166,6 @@ def a_batch_in_a_node(llm: Any) -> Any:
     return made.compile()
 
 
-@graph({"steps": COLOURS}, 4, 4, 3, is_async=True)
-def a_gather_in_a_node(llm: Any) -> Any:
-    """A node that calls the model itself, for all items at the same time."""
-
-    async def write(state: State) -> State:
-        asked = (llm.ainvoke(f"Sum up {one}") for one in state["steps"])
-        text = "; ".join(said.text for said in await asyncio.gather(*asked))
-        return {"answer": (await llm.ainvoke(f"Merge {text}")).text}
-
-    made = StateGraph(State)
-    made.add_node("write", RunnableLambda(write))
-    made.add_edge(START, "write")
-    return made.compile()
-
-
 @graph({"steps": COLOURS}, 4, 4, 3)
 def tasks_of_the_functional_api(llm: Any) -> Any:
     """Tasks that run on threads, and a call on what they have made."""
@@ -196,22 +179,6 @@ def tasks_of_the_functional_api(llm: Any) -> Any:
         futures = [one(step) for step in given["steps"]]
         text = "; ".join(future.result() for future in futures)
         return str(ask(llm, "Merge {a}").invoke({"a": text}))
-
-    return write
-
-
-@graph({"steps": COLOURS}, 4, 4, 3, is_async=True)
-def async_tasks_of_the_functional_api(llm: Any) -> Any:
-    """The same with coroutines."""
-
-    @task
-    async def one(topic: str) -> str:
-        return str(await ask(llm, "Sum up {x}").ainvoke({"x": topic}))
-
-    @entrypoint()
-    async def write(given: State) -> str:
-        found = await asyncio.gather(*(one(step) for step in given["steps"]))
-        return str(await ask(llm, "Merge {a}").ainvoke({"a": "; ".join(found)}))
 
     return write
 
