@@ -31,13 +31,13 @@ class Bench:
         open: bool = False,
         left: int = 0,
         borders: tuple[int, ...] = (),
-        is_agents: bool = False,
+        returns: api.Return = api.Return.SELDOM,
         **hints: Any,
     ) -> str:
         self.names += 1
         name = name or f"op{self.names}"
         kind = api.Kind.FILL if fills else api.Kind.GENERATE
-        guesses = api.Guesses(borders=borders, is_agents=is_agents)
+        guesses = api.Guesses(borders=borders, returns=returns)
         op = api.Op(id=name, kind=kind, context=name, salt=salt, tokens=tokens, guesses=guesses)
         self.book.contexts.begin(op, tokens)
         wish = api.Hints(**hints)

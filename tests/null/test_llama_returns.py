@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.null.llama_desk import SHARED, bench
+from weftline_engine import api
 from weftline_engine.remote.llamacpp.slots import Seat
 from weftline_engine.remote.llamacpp.state_cut import StateCut
 
@@ -29,19 +30,19 @@ def test_a_freed_context_is_written_while_such_contexts_return() -> None:
     assert all(writes[1:30]) and not any(writes[45:])
 
 
-@pytest.mark.parametrize(("is_agents", "found"), [(True, 1), (False, 0)])
-def test_an_agent_is_believed_to_return(is_agents: bool, found: int) -> None:
+@pytest.mark.parametrize(("returns", "found"), [(api.Return.OFTEN, 1), (api.Return.SELDOM, 0)])
+def test_an_agent_is_believed_to_return(returns: api.Return, found: int) -> None:
     """Two agents without a session begin alike. The first one's slot is written before the second
     takes it for their common beginning, though little of the first one's own would be lost."""
     desk, own = bench(4), 60
     for agent in range(2):
         tokens = (*SHARED, *range(100 * agent, 100 * agent + own))
-        seat = desk.run(tokens, name=f"a{agent}", is_agents=is_agents)
+        seat = desk.run(tokens, name=f"a{agent}", returns=returns)
         desk.book.contexts.free(f"a{agent}")
     assert (seat.slot, seat.found) == (0, len(SHARED))
     assert sum(one.save is not None for one in desk.seats) == found
-    again = desk.run((*SHARED, *range(own), 7, 5), is_agents=is_agents)
-    assert again.found == (len(SHARED) + own + 1 if is_agents else len(SHARED))
+    again = desk.run((*SHARED, *range(own), 7, 5), returns=returns)
+    assert again.found == (len(SHARED) + own + 1 if found else len(SHARED))
 
 
 @pytest.mark.parametrize("cut", [StateCut.ANYWHERE, StateCut.KEPT])

@@ -21,7 +21,7 @@ from weftline.contract.protocol import (
     Segment,
     SubmitBody,
 )
-from weftline_engine.api import Description, Hints, Op, Retention
+from weftline_engine.api import Description, Hints, Op, Retention, Return
 from weftline_engine.pretend.null import NullConfig, NullEngine
 from weftline_engine.pretend.simulation import SimulatedConfig, SimulatedEngine, StepCost
 from weftline_engine.pretend.virtual_time import VirtualLoop, run
@@ -360,16 +360,18 @@ async def test_an_engine_knows_whose_text_nobody_streams(serve: Serve) -> None:
 
 
 async def test_an_engine_knows_which_prompts_are_an_agents(serve: Serve) -> None:
-    """Those that offer tools."""
+    """Those that offer tools, of clients that name no session. A session ends."""
     told: list[Op] = []
     chat = {"model": "null", "messages": [{"role": "user", "content": "hi there"}]}
     tools = [{"type": "function", "function": {"name": "clock"}}]
     server = await serve(also={"null": lambda: Noting(told)})
-    for more, is_agents in (
-        ({}, False),
-        ({"tools": tools}, True),
-        ({"tools": tools, "tool_choice": "none"}, False),
+    for more, returns in (
+        ({}, Return.SELDOM),
+        ({"tools": tools}, Return.OFTEN),
+        ({"tools": tools, "tool_choice": "none"}, Return.SELDOM),
+        ({"tools": tools, "tool_choice": "required"}, Return.SELDOM),
+        ({"tools": tools, "session_id": await server.session()}, Return.NEVER),
     ):
         answer = await server.http.post("/v1/chat/completions", json={**chat, **more})
         assert answer.status_code == 200
-        assert told.pop().guesses.is_agents is is_agents
+        assert told.pop().guesses.returns is returns, more

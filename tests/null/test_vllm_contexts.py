@@ -6,6 +6,8 @@ import heapq
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -35,6 +37,14 @@ class Pool:
     def __post_init__(self) -> None:
         self.free = [Block() for _ in range(self.size)]
         self.free_block_queue = self
+
+    @property
+    def fake_free_list_head(self) -> Any:
+        """What stands before the free blocks, each of which names the next."""
+        link = None
+        for block in reversed(self.free):
+            link = SimpleNamespace(block_hash=block.block_hash, next_free_block=link)
+        return SimpleNamespace(next_free_block=link)
 
     def remove(self, block: Block) -> None:
         self.free.remove(block)
@@ -131,6 +141,44 @@ def test_a_context_with_a_copy_goes_first(copies: bool) -> None:
     pool.free_blocks(pool.computed([f"next {i}" for i in range(5)])[0])
     left = {name: sum(f"{name} {i}" in pool.by_hash for i in range(3)) for name in ("old", "young")}
     assert left == ({"old": 3, "young": 0} if copies else {"old": 0, "young": 3})
+
+
+@pytest.mark.parametrize(("may_return", "left"), [(False, (3, 0)), (True, (0, 3))])
+def test_a_freed_context_that_may_return_goes_in_its_turn(
+    may_return: bool, left: tuple[int, int]
+) -> None:
+    """Of two contexts the younger is freed. Then all blocks hold something, and three are taken."""
+    pool = Pool(9)
+    contexts = PrefixContexts(pool, spare=3)
+    for name in ("old", "young"):
+        blocks, _ = pool.computed([f"{name} {i}" for i in range(3)])
+        contexts.leave(name, name, blocks)
+        pool.free_blocks(reversed(blocks))
+    contexts.free("young", may_return=may_return)
+    contexts.settle()
+    pool.free_blocks(pool.computed([f"next {i}" for i in range(3)])[0])  # blocks that held nothing
+    assert len(pool.by_hash) == 9
+    contexts.settle()
+    pool.free_blocks(pool.computed([f"last {i}" for i in range(3)])[0])
+    found = [sum(f"{name} {i}" in pool.by_hash for i in range(3)) for name in ("old", "young")]
+    assert tuple(found) == left
+
+
+def test_what_was_freed_and_is_read_again_stays() -> None:
+    """The next turn came before the blocks of the freed one were to go first."""
+    pool = Pool(12)
+    contexts = PrefixContexts(pool, spare=4)
+    turn = [f"turn {i}" for i in range(2)]
+    for name in ("one", "two"):
+        blocks, found = pool.computed(turn)
+        contexts.leave(name, name, blocks)
+        pool.free_blocks(reversed(blocks))
+        contexts.free(name) if name == "one" else None
+    assert found == 2
+    pool.free_blocks(pool.computed([f"next {i}" for i in range(8)])[0])
+    contexts.settle()
+    pool.free_blocks(pool.computed([f"last {i}" for i in range(2)])[0])
+    assert all(name in pool.by_hash for name in turn)
 
 
 class FreedTakesAlong(PrefixContexts):

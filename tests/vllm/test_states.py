@@ -145,6 +145,18 @@ async def test_a_next_turn_goes_on_behind_the_last_prompt(hybrid: Target) -> Non
     assert found == len(first)
 
 
+async def test_a_freed_context_stays_while_there_is_room(hybrid: Target) -> None:
+    """A client without a session sends its next turn after others'. Our scheduler would drop what
+    nobody reads again, when no block is empty."""
+    first = tuple(range(6000, 6320))
+    await hybrid.run(op("freed", (*first, 7)))
+    hybrid.engine.free("freed")
+    for other in range(3):
+        await hybrid.run(op(f"other{other}", tuple(range(7000 + 400 * other, 7400 + 400 * other))))
+    [found] = cached(await hybrid.run(op("back", (*first, 7, *range(60)))))
+    assert found == len(first)
+
+
 async def test_its_events_say_where_it_goes_on(hybrid: Target) -> None:
     """Each context is held where others part from it, and at its last whole block. Another has the
     blocks of the first between those, and no state."""

@@ -62,6 +62,7 @@ from weftline_engine.api.ops import (
     Kind,
     Op,
     Retention,
+    Return,
     SamplingParams,
 )
 
@@ -108,6 +109,7 @@ __all__ = [
     "Paused",
     "Residency",
     "Retention",
+    "Return",
     "SamplingParams",
     "Usage",
     "in_known_words",

@@ -206,6 +206,18 @@ class Chat:
         return tuple([str(message["content"]) for message in shown])
 
 
+class Return(StrEnum):
+    """How likely a prompt is continued after its context was freed.
+
+    The context of a client that names no session is freed after each call. An agent, whose prompts
+    offer tools, then sends its next turn. A session keeps its contexts until it ends.
+    """
+
+    NEVER = "never"
+    SELDOM = "seldom"
+    OFTEN = "often"
+
+
 @record
 class Guesses:
     """What the server expects of an op's tokens. The op's result does not depend on it.
@@ -213,13 +225,13 @@ class Guesses:
     `references` name contexts of the same salt whose tokens the output may repeat, such as those of
     calls with the same template. An engine that announces `drafts` may take guesses from at most
     MOST_REFERENCES of them. Other prompts are likely to part from this one behind so many of its
-    tokens as `borders` say, the likeliest first. Engines that announce `wants_borders` get them. An
-    `is_agents` prompt offers tools: another one is likely to begin with it.
+    tokens as `borders` say, the likeliest first. Engines that announce `wants_borders` get them.
+    `returns` says how likely another prompt begins with this one after its context was freed.
     """
 
     references: tuple[str, ...] = ()
     borders: tuple[int, ...] = ()
-    is_agents: bool = False
+    returns: Return = Return.SELDOM
 
     def moved(self, tokens: int) -> Guesses:
         """The same guesses where so many more tokens stand before the op's own."""

@@ -237,8 +237,12 @@ def guesses(
 ) -> api.Guesses:
     """What the server guesses of a prompt's tokens, for engines with this description."""
     contexts = references(session, primitive) if engine.drafts else ()
-    has_tools = bool(body_of(primitive).call.offered_tools)
-    return api.Guesses(references=contexts, borders=payload.borders, is_agents=has_tools)
+    call, returns = body_of(primitive).call, api.Return.SELDOM
+    if session.stays and not session.guessed:
+        returns = api.Return.NEVER
+    elif call.offered_tools and call.tool_choice in (None, "auto"):
+        returns = api.Return.OFTEN
+    return api.Guesses(references=contexts, borders=payload.borders, returns=returns)
 
 
 def references(session: ServerSession, primitive: Primitive) -> tuple[str, ...]:

@@ -151,11 +151,11 @@ class ReadOrder(Generic[Key]):
         self._unkeep(found)
         self.expect(context, math.inf)
 
-    def free(self, context: str) -> None:
-        """Nobody will read the context again."""
+    def free(self, context: str, *, may_return: bool = False) -> None:
+        """Nobody will read the context again, as far as the server knows."""
         if context in self._contexts:
-            self._forget(context, ended=True)
-        else:
+            self._forget(context, ended=not may_return)
+        elif not may_return:
             self.drop(context)
 
     def first(self, now: float) -> Iterator[Key]:

@@ -9,6 +9,7 @@ from weftline_engine.api import Op, Residency, Retention
 from weftline_engine.remote.common_tokens import common
 from weftline_engine.remote.llamacpp.files import SavedFiles
 from weftline_engine.remote.llamacpp.state_cut import StateCut
+from weftline_engine.remote.return_count import ReturnCount, return_counts
 
 # A context that may be evicted counts at least as this share of one that the server keeps. A freed
 # one counts as the share of freed contexts that return: all of them, where the clients of
@@ -44,22 +45,6 @@ class HeldTokens:
         shared = common(self.tokens, tokens)
         cut = self.cut.of_files if shared < self.filed else self.cut
         return cut.usable(shared, len(self.tokens), len(tokens) + grows, self.checkpoints)
-
-
-@dataclass(slots=True)
-class ReturnCount:
-    """How many freed contexts of a kind have returned, and how many have gone without."""
-
-    usual: float
-    returned: int = 0
-    gone: int = 0
-
-    @property
-    def share(self) -> float:
-        """The share that returns."""
-        return (self.returned + self.usual * FREED_PRIOR) / (
-            self.returned + self.gone + FREED_PRIOR
-        )
 
 
 @dataclass(eq=False, slots=True)
@@ -109,7 +94,7 @@ class SlotContexts:
         self._slots = slots
         self._files = files
         self._contexts: dict[str, SlotContext] = {}
-        self._counts = tuple(map(ReturnCount, FREED_SHARES))
+        self._counts = return_counts()
 
     def begin(self, op: Op, tokens: tuple[int, ...]) -> None:
         """Add the context that an op will make of these tokens."""
@@ -122,7 +107,7 @@ class SlotContexts:
             len(tokens),
             op.salt,
             held,
-            self._counts[op.guesses.is_agents],
+            self._counts[op.guesses.returns],
         )
 
     def grow(self, context: str, tokens: tuple[int, ...], *, ended: bool) -> None:

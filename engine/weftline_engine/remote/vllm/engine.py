@@ -338,6 +338,7 @@ class VLLMEngine(PrefixCacheEngine):
             "weftline_op": op.id,
             "weftline_context": op.context,
             "weftline_application": op.hints.application,
+            "weftline_returns": op.guesses.returns,
         }
         if self._borders is not None:
             borders = self._borders.of(tokens, op.salt, op.guesses.borders)

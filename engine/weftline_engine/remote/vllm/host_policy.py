@@ -103,9 +103,9 @@ class NextUsePolicy(CachePolicy):
         elif retention is Retention.DROP:
             self._order.drop(context)
 
-    def free(self, context: str) -> None:
-        """Nobody will read the context again."""
-        self._order.free(context)
+    def free(self, context: str, *, may_return: bool) -> None:
+        """Nobody will read the context again, as far as the server knows."""
+        self._order.free(context, may_return=may_return)
 
 
 def policy_of(connector: Any) -> NextUsePolicy | None:

@@ -2,8 +2,8 @@
 
 vLLM evicts free blocks in the order in which they became free. Here a context that the server keeps
 is pinned: its blocks do not become free. The blocks of a context that nobody will read again are
-evicted first, except those that another application had too, such as a common system prompt, and
-those of a later context, such as the next turn of an agent.
+evicted first, when all blocks hold something. Blocks stay that another application had too, such as
+a common system prompt, and those of a later context, such as the next turn of an agent.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from weftline_engine.api import Retention
 LONG_S = 600.0
 # Contexts that are remembered. The oldest is forgotten, and unpinned.
 MOST_CONTEXTS = 4096
+# Ended contexts that wait until all blocks hold something. Older ones are evicted in vLLM's order.
+MOST_ENDED = 1024
 
 
 class Block(Protocol):
@@ -43,25 +45,30 @@ class VLLMBlocks(Protocol):
     def get_num_free_blocks(self) -> int: ...
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class LeftContext:
-    """The blocks of an op that has ended, in the order of the prompt, with the hash of each."""
+    """The blocks of an op that has ended, in the order of the prompt, with the hash of each. It
+    `is_left` until it is freed or forgotten."""
 
     application: str
     blocks: list[tuple[Any, Hashable]]
     pinned: list[Any] | None = None  # the blocks that are held; None if it is not pinned
+    is_left: bool = True
 
 
 class PrefixContexts:
-    """The contexts in one pool. `copies` says that a KV connector copies its blocks to the host."""
+    """The contexts in one pool. `copies` says that a KV connector copies its blocks to the host. A
+    step takes `spare` blocks at most."""
 
-    def __init__(self, pool: VLLMBlocks, *, copies: bool = False) -> None:
+    def __init__(self, pool: VLLMBlocks, *, copies: bool = False, spare: int = 512) -> None:
         self._pool = pool
+        self._spare = spare
         self._copies = copies
         self._left: OrderedDict[str, LeftContext] = OrderedDict()
         self._wishes: dict[str, Retention] = {}  # of contexts whose op still runs
         self._owners: dict[Hashable, str | None] = {}  # None: of several applications
         self._holders: Counter[Hashable] = Counter()  # how many of the contexts have a block
+        self._ended: dict[LeftContext, None] = {}  # those whose blocks are to go first
 
     @property
     def pinned(self) -> int:
@@ -105,15 +112,45 @@ class PrefixContexts:
         if left is not None and left.pinned is None and pause_s >= LONG_S:
             self._evict_first(left)
 
-    def free(self, context: str) -> None:
-        """Note that nobody will read the context again."""
+    def free(self, context: str, *, may_return: bool = False) -> None:
+        """Note that nobody will read the context again, as far as the server knows. What may return
+        is evicted in vLLM's order."""
         self._wishes.pop(context, None)
         left = self._left.get(context)
         if left is None:
             return
         self._unpin(left)
-        self._evict_first(left)
+        if not may_return:
+            self._evict_first(left)
         self._forget(context)
+
+    def settle(self) -> None:
+        """Let the blocks of ended contexts go first, if a step may need more than those that hold
+        nothing. Call it before each step."""
+        if not self._ended or self._has_spare():
+            return
+        free: dict[int, Any] = {}
+        for left in self._ended:
+            ends = (one for one, name in reversed(left.blocks) if self._ends(left, one, name))
+            free |= {id(one): one for one in ends}
+        self._ended.clear()
+        for block in free.values():
+            self._pool.free_block_queue.remove(block)
+        self._pool.free_block_queue.prepend_n(list(free.values()))
+
+    def _has_spare(self) -> bool:
+        """Whether vLLM would take blocks that hold nothing for a whole step."""
+        block = self._pool.free_block_queue.fake_free_list_head.next_free_block
+        for _ in range(self._spare):
+            if block is None or block.block_hash:
+                return False
+            block = block.next_free_block
+        return True
+
+    def _ends(self, left: LeftContext, block: Any, name: Hashable) -> bool:
+        """Whether a block is free, and neither another context nor another application has it."""
+        is_there = block.ref_cnt == 0 and block.block_hash == name
+        return is_there and bool(self._owners.get(name)) and self._holders[name] == left.is_left
 
     def give_way(self, blocks: int) -> None:
         """Unpin contexts, the oldest first, until as many blocks are free."""
@@ -144,28 +181,22 @@ class PrefixContexts:
             left.pinned = None
 
     def _evict_first(self, left: LeftContext) -> None:
-        """Let the free blocks go first that no other context has.
+        """Let the free blocks go first that no other context has, when all hold something.
 
         An agent's next turn has all blocks of the turn before, whose context is then freed. Without
         this exception vLLM evicted the agent's conversation while its tool ran.
         """
-        free = [
-            block
-            for block, name in reversed(left.blocks)
-            if block.ref_cnt == 0
-            and block.block_hash == name
-            and self._owners.get(name)
-            and self._holders[name] == 1
-        ]
-        for block in free:
-            self._pool.free_block_queue.remove(block)
-        self._pool.free_block_queue.prepend_n(free)
+        self._ended[left] = None
+        if len(self._ended) > MOST_ENDED:
+            del self._ended[next(iter(self._ended))]
+        self.settle()
 
     def _forget(self, context: str) -> None:
         left = self._left.pop(context, None)
         if left is None:
             return
         self._unpin(left)
+        left.is_left = False
         for block, name in left.blocks:
             self._holders[name] -= 1
             if not self._holders[name]:

@@ -41,9 +41,10 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.version import __version__
 
-from weftline_engine.api import PROMPT_ITL_S
+from weftline_engine.api import PROMPT_ITL_S, Return
 from weftline_engine.bookkeeping.schedule.step_seconds import ItlLimit, PromptSeconds, attended_by
 from weftline_engine.remote.vllm.call_ledger import CallLedger
+from weftline_engine.remote.vllm.freed_returns import FreedReturns
 from weftline_engine.remote.vllm.host_policy import APPLICATION, CONTEXT, policy_of
 from weftline_engine.remote.vllm.pool_contexts import PrefixContexts
 from weftline_engine.remote.vllm.reloads import ReloadCosts
@@ -94,8 +95,14 @@ class WeftlineScheduler(Scheduler):
         self._notes = HintReader(os.environ.get(NOTES))
         self._ledger = CallLedger()
         copies = self.connector is not None
-        self._contexts = PrefixContexts(self.kv_cache_manager.block_pool, copies=copies)
+        groups = len(self.kv_cache_config.kv_cache_groups)
+        spare = groups * (1 + self.max_num_scheduled_tokens // self.cache_config.block_size)
+        pool = self.kv_cache_manager.block_pool
+        self._contexts = PrefixContexts(
+            pool, copies=copies, spare=spare + self.max_num_running_reqs
+        )
         self._copies = policy_of(self.connector)
+        self._returns = FreedReturns()
         self._stops = StateStops(self.cache_config.block_size)
         for manager in self.kv_cache_manager.coordinator.single_type_managers:
             if isinstance(manager, SlidingWindowManager):
@@ -120,11 +127,13 @@ class WeftlineScheduler(Scheduler):
             self._ledger.add(request.request_id, op, tokens, request.priority, time.monotonic())
             self._stops.add(request.request_id, self._borders(request))
             self._name_copies(request)
+            self._returns.come(request.block_hashes)
         super().add_request(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Plan a step, after applying the verbs that have come since the last one."""
         self._hear()
+        self._contexts.settle()
         self._put_in_order()
         self._make_room()
         held = self._hold_back()
@@ -164,12 +173,19 @@ class WeftlineScheduler(Scheduler):
         pool.touch(tails)
         if context is not None:
             self._contexts.leave(context, _extra(request, APPLICATION) or "", blocks + tails)
+            self._note_end(request, context)
         self._ledger.end(request.request_id)
         self._stops.end(request.request_id)
         if self._reloads is not None:
             self._reloads.ended(request.request_id)
         super()._free_blocks(request)
         pool.free_blocks(tails)  # last, because the other blocks are of no use without them
+
+    def _note_end(self, request: Request, context: str) -> None:
+        """Note the last whole block of a prompt, by which a prompt that begins with it is known."""
+        end = (request.num_prompt_tokens - 1) // self.hash_block_size
+        if end and (kind := _extra(request, "weftline_returns")) in set(Return):
+            self._returns.leave(context, request.block_hashes[end - 1], Return(kind))
 
     def _borders(self, request: Request) -> Any:
         """The borders that our server has sent, and the last one that a next prompt may go on
@@ -294,8 +310,9 @@ class WeftlineScheduler(Scheduler):
                     for one in keepers:
                         one.retain(context, retention)
                 case wire.Free(context):
+                    may_return = self._returns.free(context)
                     for one in keepers:
-                        one.free(context)
+                        one.free(context, may_return=may_return)
 
     def _put_in_order(self) -> None:
         """Give each request its place as vLLM's priority, and sort the queues by it anew."""
