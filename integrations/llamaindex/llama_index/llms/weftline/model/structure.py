@@ -141,7 +141,7 @@ class StructuredLLM(FunctionCallingLLM):
     ) -> list[ToolSelection]:
         calls = [b for b in response.message.blocks if isinstance(b, ToolCallBlock)]
         if not calls and error_on_no_tool_call:
-            raise ValueError("Expected at least one tool call, but the model answered with text.")
+            raise ValueError("Expected at least one tool call, but got 0 tool calls.")
         return [
             ToolSelection(
                 tool_id=call.tool_call_id or call.tool_name,
