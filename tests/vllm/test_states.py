@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 import torch
-from prometheus_client.parser import text_string_to_metric_families
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, Lfm2Config, PretrainedConfig
 
 from tests.contract.target import Target
+from tests.endpoint_counts import metric
 from tests.null.asgi import Server, served
 from tests.tool_turns import agent_turns
 from tests.vllm.conftest import BLOCK
@@ -88,19 +88,40 @@ async def config(
     await child.close()
 
 
+class SharedEngine(VLLMEngine):
+    """Tells its events to the server that has started it, and to a test beside it."""
+
+    def __init__(self, config: VLLMConfig) -> None:
+        super().__init__(config)
+        self._copies: asyncio.Queue[list[api.Event]] | None = None
+
+    async def events(self) -> AsyncIterator[list[api.Event]]:
+        if self._copies is not None:
+            while True:
+                yield await self._copies.get()
+        self._copies = asyncio.Queue()
+        async for events in super().events():
+            self._copies.put_nowait(events)
+            yield events
+
+
+@pytest.fixture(scope="module")
+def engine(config: VLLMConfig) -> SharedEngine:
+    return SharedEngine(config)
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def hybrid(config: VLLMConfig) -> AsyncIterator[Target]:
-    target = Target(VLLMEngine(config), {}, grain=BLOCK)
-    async with asyncio.timeout(600):
-        await target.start()
-    yield target
-    await target.close()
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def server(config: VLLMConfig) -> AsyncIterator[Server]:
-    async with served("lfm2", lambda: VLLMEngine(config)) as server:
+async def server(engine: SharedEngine) -> AsyncIterator[Server]:
+    async with asyncio.timeout(600), served("model", lambda: engine) as server:
         yield server
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def hybrid(engine: SharedEngine, server: Server) -> AsyncIterator[Target]:
+    target = Target(engine, {}, grain=BLOCK)
+    target.listening = asyncio.create_task(target._listen())
+    yield target
+    target.listening.cancel()
 
 
 def op(name: str, tokens: tuple[int, ...], **options: Any) -> api.Op:
@@ -113,28 +134,23 @@ def cached(heard: list[Any]) -> list[int]:
     return [one.finished.usage.cached_tokens for one in heard if one.finished is not None]
 
 
-def computed(metrics: bytes) -> int:
+async def computed(engine: VLLMEngine) -> int:
     """The prompt tokens that a vLLM has computed, by its own count."""
-    name = "vllm:prompt_tokens_by_source"
-    families = text_string_to_metric_families(metrics.decode())
-    [family] = [one for one in families if one.name == name]
-    by_source = {one.labels.get("source"): one.value for one in family.samples}
-    return int(by_source["local_compute"])
+    name = "vllm:prompt_tokens_by_source_total"
+    return metric(await engine.metrics(), name, source="local_compute")
 
 
-async def test_siblings_go_on_where_they_part(hybrid: Target) -> None:
+async def test_siblings_go_on_where_they_part(hybrid: Target, engine: SharedEngine) -> None:
     """One of them has computed their common beginning. Each other computes its own part behind the
     last whole block of it. That is what vLLM has computed, too: a fill has one token more."""
-    engine = hybrid.engine
-    assert isinstance(engine, VLLMEngine)
-    before = computed(await engine.metrics())
+    before = await computed(engine)
     siblings = [op(f"s{at}", (*SHARED, *range(at, at + OWN))) for at in range(100, 104)]
     assert sorted(cached(await hybrid.run(*siblings))) == [0, WHOLE, WHOLE, WHOLE]
     [again] = cached(await hybrid.run(op("again", (*SHARED, *range(500, 500 + OWN)))))
     assert again == WHOLE
     fills = 0 if engine._notes.are_read else 1
     told = len(SHARED) + OWN + 4 * (len(SHARED) - WHOLE + OWN)
-    assert computed(await engine.metrics()) - before == told + fills
+    assert await computed(engine) - before == told + fills
 
 
 async def test_a_next_turn_goes_on_behind_the_last_prompt(hybrid: Target) -> None:
@@ -178,7 +194,6 @@ def places(event: api.Event) -> tuple[int, ...]:
     return (event.places or ()) if isinstance(event, api.ContextMoved) else ()
 
 
-@pytest.mark.parametrize("config", [CONNECTED, INSIDE], indirect=True, scope="module")
 async def test_an_agent_of_thirty_turns_finds_its_conversation(server: Server) -> None:
     """Each turn goes on behind the last whole block of the prompt before it. The first agent's
     state is kept where its last turn begins, so the second one finds its instructions and tools."""

@@ -38,6 +38,17 @@ def next_turn(model: str, *, kept: bool) -> int:
     return run(scheduler, request("next", (*DEEP, *range(OWN)), []))["next"]
 
 
+def after_an_agent(model: str) -> int:
+    """What another agent computes. The first turn of an agent has been freed, and its second one
+    has all but the window where agents part."""
+    scheduler = windowed(model)
+    run(scheduler, request("first", (*SHARED, *range(OWN)), [len(SHARED)]))
+    run(scheduler, request("second", (*SHARED, *range(3 * OWN)), []))
+    scheduler._contexts.free("first")
+    run(scheduler, request("beside", tuple(range(5000, 5300))))
+    return run(scheduler, request("other", (*SHARED, *[9] * OWN)))["other"]
+
+
 def in_a_kept_pool(model: str) -> tuple[int, int]:
     """Every context is kept, and a prompt needs most of the pool: what its first step computes,
     and how many contexts are kept then."""
@@ -61,5 +72,6 @@ def computed_with_windows(model: str) -> dict[str, Any]:
         "without": run(windowed(model), *siblings(None)),
         "levels": levels,
         "next turn": [next_turn(model, kept=kept) for kept in (True, False)],
+        "agents": after_an_agent(model),
         "kept": in_a_kept_pool(model),
     }

@@ -9,7 +9,7 @@ a common system prompt, and those of a later context, such as the next turn of a
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -74,14 +74,22 @@ class PrefixContexts:
     def pinned(self) -> int:
         return sum(left.pinned is not None for left in self._left.values())
 
-    def leave(self, context: str, application: str, blocks: Iterable[Any]) -> None:
-        """Note the `blocks` of an op that ends. Call it just before vLLM frees them."""
+    def leave(
+        self,
+        context: str,
+        application: str,
+        blocks: Iterable[Any],
+        common: Collection[Hashable] = (),
+    ) -> None:
+        """Note the `blocks` of an op that ends. Call it just before vLLM frees them. Those with the
+        hashes in `common` are likely to be read by other applications."""
         self._forget(context)
         kept = [(one, one.block_hash) for one in blocks if not one.is_null and one.block_hash]
         self._left[context] = left = LeftContext(application, kept)
         for _, name in kept:
             self._holders[name] += 1
-            if self._owners.setdefault(name, application) != application:
+            owner = self._owners.setdefault(name, application)
+            if owner != application or name in common:
                 self._owners[name] = None
         wish = self._wishes.pop(context, Retention.EVICTABLE)
         if wish is Retention.KEEP:

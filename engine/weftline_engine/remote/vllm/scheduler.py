@@ -172,7 +172,8 @@ class WeftlineScheduler(Scheduler):
         tails = [one for one in self._last_tails(request) if one.block_id not in own]
         pool.touch(tails)
         if context is not None:
-            self._contexts.leave(context, _extra(request, APPLICATION) or "", blocks + tails)
+            application, common = _extra(request, APPLICATION) or "", self._common_windows(request)
+            self._contexts.leave(context, application, blocks + tails, common)
             self._note_end(request, context)
         self._ledger.end(request.request_id)
         self._stops.end(request.request_id)
@@ -199,10 +200,32 @@ class WeftlineScheduler(Scheduler):
         """Called by vLLM for the blocks of a part of a prompt in layers with windows: `cache` them
         where a next prompt may go on. vLLM knows one such place, the last, and one more where it
         has seen a prompt part: then that prompt has computed all again."""
-        sent = _sent(request).get("weftline_borders")
-        ends = sent[:MOST_STOPS] if isinstance(sent, list) else []
-        ends = [*replay_boundaries, *(one for one in ends if isinstance(one, int))]
+        ends = [*replay_boundaries, *_sent_borders(request)]
         cache(request, *args, replay_boundaries=ends, **more)
+
+    def _common_windows(self, request: Request) -> set[Any]:
+        """The hashes of the blocks that other prompts go on behind, where they part from this one.
+        The next turns of an agent do not have them, unlike all blocks of other layers."""
+        return {
+            block.block_hash
+            for number, group in enumerate(self.kv_cache_config.kv_cache_groups)
+            if isinstance(group.kv_cache_spec, SlidingWindowSpec)
+            for end in _sent_borders(request)
+            for block in self._window(request, number, group.kv_cache_spec, end)
+        }
+
+    def _window(
+        self, request: Request, number: int, spec: SlidingWindowSpec, end: int
+    ) -> list[Any]:
+        """The blocks of a group of layers that a prompt needs which goes on behind so many tokens,
+        as far as they are there."""
+        last = end // self.block_size * self.block_size // spec.block_size
+        start, step = last - _blocks(spec.sliding_window - 1, spec), self.hash_block_size
+        names = request.block_hashes[spec.block_size // step - 1 :: spec.block_size // step]
+        found, pool = list[Any](), self.kv_cache_manager.block_pool
+        for name in names[max(0, start) : last]:
+            found += pool.get_cached_block(name, [number]) or []
+        return found
 
     def _last_tails(self, request: Request) -> list[Any]:
         """The blocks that a next prompt needs and that vLLM has freed while it generated, so that
@@ -217,12 +240,7 @@ class WeftlineScheduler(Scheduler):
                     )
                     found += next((one for one in cached if one), [])
                 case SlidingWindowSpec() as spec:
-                    end = (request.num_prompt_tokens - 1) // self.block_size * self.block_size
-                    start = max(0, end // spec.block_size - _blocks(spec.sliding_window - 1, spec))
-                    step = spec.block_size // self.hash_block_size
-                    names = request.block_hashes[step - 1 :: step]
-                    for name in names[start : end // spec.block_size]:
-                        found += pool.get_cached_block(name, [number]) or []
+                    found += self._window(request, number, spec, request.num_prompt_tokens - 1)
         return found
 
     def _mamba_block_aligned_split(
@@ -373,6 +391,13 @@ def _most_blocks(manager: Any, tokens: int) -> int:
         return 2  # a state, and the one before it
     blocks = _blocks(tokens, spec) + 1
     return blocks if most is None else min(blocks, int(most))
+
+
+def _sent_borders(request: Request) -> list[int]:
+    """The borders that our server has sent, which are many only if somebody else did."""
+    sent = _sent(request).get("weftline_borders")
+    ends = sent[:MOST_STOPS] if isinstance(sent, list) else []
+    return [one for one in ends if isinstance(one, int) and one > 0]
 
 
 def _extra(request: Request, name: str) -> str | None:
