@@ -126,6 +126,8 @@ class Application:
     def queued(self, tokens: int, now: float, output: int = 0) -> None:
         """Record a new call of `tokens` tokens, `output` of which it generates."""
         self.newest.left = 0 if self.busy or tokens < self.size else output
+        if self.newest.calls_nothing:
+            self.habits.learn_resumed(True)
         self.newest.calls_nothing = False
         self.first = self.first or tokens
         self.size = max(self.size, tokens)
@@ -188,6 +190,13 @@ class Application:
         return self.idle_since is not None and self.newest.end_unknown and self.newest.calls_nothing
 
     @property
+    def is_read_last(self) -> bool:
+        """Whether its contexts are of less use than all others. An application of a kind that
+        mostly goes on after such an answer gives its room to others, and its contexts are evicted
+        in their turn."""
+        return self.has_likely_ended and (self.habits.resumed or 0.0) <= MOSTLY
+
+    @property
     def _usual_pause_s(self) -> float:
         return max(self.expected_pause_s, self.habits.pause_s or 0.0)
 
@@ -246,6 +255,8 @@ class Applications:
     def leave(self, id: str) -> Application | None:
         """Forget an application, after its kind has learned its size."""
         found = self._known.pop(id, None)
+        if found is not None and found.newest.calls_nothing:
+            found.habits.learn_resumed(False)
         if found is not None and found.stays:
             found.tell_size()
         return found

@@ -52,8 +52,10 @@ class Habits:
     `first` counts the tokens of the first call that was seen of the kind. `pause_s` are the seconds
     between two calls, a geometric mean, and `longest_s` those of a long pause. `size` counts an
     application's tokens at its end, and `shared` the tokens among these that other applications had
-    computed before. `released` is the share of its pauses in which it gave its room up. `tools` are
-    those that one of its calls has called last. `others` are all applications of the tenant.
+    computed before. `released` is the share of its pauses in which it gave its room up, and
+    `resumed` that of its answers without a call of a tool behind which it sent another prompt.
+    `tools` are those that one of its calls has called last. `others` are all applications of the
+    tenant.
     """
 
     first: int = 0
@@ -62,11 +64,15 @@ class Habits:
     size: float | None = None
     shared: float = 0.0
     released: float | None = None
+    resumed: float | None = None
     tools: tuple[str, ...] = ()
     others: Growths = field(default_factory=Growths)
 
     def learn_release(self, gives_up: bool) -> None:
         self.released = mean(self.released, float(gives_up))
+
+    def learn_resumed(self, goes_on: bool) -> None:
+        self.resumed = mean(self.resumed, float(goes_on))
 
     def learn_pause(self, seconds: float) -> None:
         self.pause_s = typical(self.pause_s, seconds)

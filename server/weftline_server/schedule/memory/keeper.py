@@ -285,7 +285,7 @@ class Memory:
         kept = self._keep(one, engine, id, op, tokens)
         kept.sure = want.pause_s is not None
         pause = one.expected_pause_s if want.pause_s is None else want.pause_s
-        if self.gate.is_evicted(one.id) or one.has_likely_ended:
+        if self.gate.is_evicted(one.id) or one.is_read_last:
             pause = LONG_S
         elif not kept.sure and engine in self.paused_contexts.engines.hosts:
             return [*found, *self._left(one, engine, op, pause, now), *self._bound(one)]
