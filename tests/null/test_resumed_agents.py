@@ -1,4 +1,4 @@
-"""Agents of clients that name no session: whether an answer without a call of a tool is the last."""
+"""Whether an agent of a client without a session has ended: its answer called no tool."""
 
 from __future__ import annotations
 
