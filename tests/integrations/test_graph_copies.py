@@ -16,6 +16,7 @@ pytest.importorskip("langgraph.graph")
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 
+from tests.integrations.graph_table import RULES as RULES
 from tests.integrations.graph_table import State, chapters
 
 SUBMIT = "/v1/submit"

@@ -15,6 +15,7 @@ from langgraph.graph import START, StateGraph
 from langchain_weftline import ChatWeftline, accelerate
 from langchain_weftline.ahead.nodes import Nodes
 from langchain_weftline.model.transport import httpx
+from tests.integrations.graph_table import RULES as RULES
 from tests.integrations.graph_table import State, ask, chapters
 from tests.integrations.recording import Recording
 

@@ -16,6 +16,7 @@ from langgraph.graph import START, StateGraph
 
 from langchain_weftline import accelerate
 from tests.integrations.ahead_chains import CHAT, SUBMIT, model, sent
+from tests.integrations.graph_table import RULES as RULES
 from tests.integrations.graph_table import State, ask, chapters
 from tests.integrations.recording import Recording
 
