@@ -10,7 +10,10 @@ from weftline_engine.remote.return_count import ReturnCount, return_counts
 
 # Contexts whose ops have ended and that are not freed, and freed ones that may return.
 MOST_LEFT, MOST_FREED = 4096, 256
-LIKELY = 0.5
+# From this share on they keep vLLM's order. What is evicted first and returns is computed again,
+# and at first nothing is known. With 0.5 six chats in a pool for all of them computed 9,194 to
+# 12,778 tokens of their prompts, and 8,298 with vLLM alone.
+LIKELY = 0.25
 
 
 class FreedReturns:
