@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from weftline.contract.protocol import Call, InOut, Message, Placeholder, Segment
 from weftline_engine.api import WORDS, Description, Guesses, Kind, Op
 from weftline_engine.remote.border_choice import chosen
-from weftline_server.prompt.prompt_borders import LEAST_CHARS, MOST_BORDERS
+from weftline_server.prompt.prompt_borders import LEAST_CHARS, MOST_BORDERS, MOST_CHANGED
 from weftline_server.prompt.prompter import Prompter
 from weftline_server.prompt.render import PromptBefore, RenderedMessage, render
 
@@ -81,6 +81,21 @@ def test_a_conversation_parts_at_its_last_turn_and_behind_the_system_prompt() ->
     b = f"{begin} a [assistant] [assistant]"
     c = f"{b} b [user]"
     assert parted(PromptBefore("", turns)) == [f"{c} c [user]", begin, c, b]
+
+
+def test_a_template_that_changes_messages_has_the_borders_of_the_others() -> None:
+    """After some, one after another, no more are looked for: each search reads the whole prompt."""
+    changes = Prompter(
+        Description(
+            model="m",
+            tokenizer=f"{WORDS}100",
+            chat_template="{% for m in messages %}{{ m.content | replace('a', 'b') }} {% endfor %}",
+            wants_borders=True,
+        )
+    )
+    for changed, borders in ((MOST_CHANGED - 1, 1), (MOST_CHANGED, 0)):
+        turns = (*[RenderedMessage("user", "a")] * changed, RenderedMessage("user", "c"))
+        assert len(changes.payload(PromptBefore("", turns)).borders) == borders
 
 
 def test_a_text_has_the_borders_of_its_inputs() -> None:

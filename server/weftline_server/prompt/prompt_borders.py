@@ -17,6 +17,10 @@ from weftline_server.prompt.render import PromptBefore
 MOST_BORDERS = 64
 BLANK_LINE = "\n\n"
 LEAST_CHARS = 400  # between two of them that count; about a hundred tokens
+MOST_SPACE = 64  # characters of whitespace that belong to what follows
+# Messages, one after another, that are not found in the prompt as they are. Then the template
+# changes all, and each search reads the rest of the text.
+MOST_CHANGED = 8
 
 
 def borders(prompt: PromptBefore, text: str, offsets: Sequence[tuple[int, int]]) -> tuple[int, ...]:
@@ -28,9 +32,8 @@ def borders(prompt: PromptBefore, text: str, offsets: Sequence[tuple[int, int]])
     found: dict[int, None] = {}
     for place in _places(prompt, text):
         # Whitespace before a border may be one token with what follows.
-        while place and text[place - 1].isspace():
-            place -= 1
-        before = bisect_right(ends, place)
+        near = text[max(0, place - MOST_SPACE) : place]
+        before = bisect_right(ends, place - len(near) + len(near.rstrip()))
         if 0 < before < len(ends):
             found[before] = None
             if len(found) == MOST_BORDERS:
@@ -45,12 +48,14 @@ def _places(prompt: PromptBefore, text: str) -> Iterator[int]:
         yield from chain(reversed(prompt.seams), _spread(list(_blank_lines(text, 0))))
         return
     turns, seams, lines = list[int](), list[int](), list[int]()
-    end = 0
+    end = changed = 0
     for turn in prompt.messages:
         content = turn.content.strip()
-        begin = text.find(content, end) if content else -1
+        begin = text.find(content, end) if content and changed < MOST_CHANGED else -1
         if begin < 0:
-            continue  # the template changes what is in the message
+            changed += bool(content)
+            continue
+        changed = 0
         if turn.role not in ("system", "developer"):
             turns.append(begin)
         cut = len(turn.content) - len(turn.content.lstrip())
