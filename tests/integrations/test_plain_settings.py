@@ -1,8 +1,8 @@
-"""What is set on a model, an option or a message has the effect that it has with ChatOpenAI."""
+"""Settings of models, options, messages and inputs have the effect that ChatOpenAI gives them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -121,6 +121,24 @@ def test_headers_of_responses(tier: str, echo_url: str) -> None:
     assert headers["content-type"] == "application/json"
     [first, *_] = chain.stream(GIVEN)
     assert first.response_metadata["headers"]["content-type"].startswith("text/event-stream")
+
+
+@tiers
+async def test_parts_of_an_input_that_cannot_be_added(tier: str, echo_url: str) -> None:
+    """The last one counts, as in LangChain's own steps."""
+
+    def parts() -> Iterator[dict[str, str]]:
+        yield {"x": "bread"}
+        yield GIVEN
+
+    async def later() -> Any:
+        for part in parts():
+            yield part
+
+    chain = in_tier(tier, echo_url, lambda llm: ASK | llm | TEXT | AGAIN | llm | TEXT)
+    expected = "user: Again: user: Tell of soup.\nassistant: \nassistant: "
+    assert "".join(chain.transform(parts())) == expected
+    assert "".join([one async for one in chain.atransform(later())]) == expected
 
 
 @tiers

@@ -255,15 +255,15 @@ class AcceleratedChain(RunnableBindingBase[Input, Output]):
         self, input: Iterator[Input], config: Config | None = None, **kwargs: Any
     ) -> Iterator[Output]:
         """Waits for the whole input, because the calls depend on all of it."""
-        if (whole := _added(list(input))) is not None:
-            yield from self.stream(whole, config, **kwargs)
+        if parts := list(input):
+            yield from self.stream(_added(parts), config, **kwargs)
 
     async def atransform(
         self, input: AsyncIterator[Input], config: Config | None = None, **kwargs: Any
     ) -> AsyncIterator[Output]:
         """Waits for the whole input, because the calls depend on all of it."""
-        if (whole := _added([part async for part in input])) is not None:
-            async for part in self.astream(whole, config, **kwargs):
+        if parts := [part async for part in input]:
+            async for part in self.astream(_added(parts), config, **kwargs):
                 yield part
 
     @contextmanager
@@ -327,8 +327,12 @@ def _streams_inside(models: Sequence[Any], config: Config) -> bool:
 
 
 def _added(parts: list[Any]) -> Any:
-    """The parts of a streamed input, added up."""
-    whole = None
-    for part in parts:
-        whole = part if whole is None else whole + part
+    """The parts of a streamed input, added up. Of parts that cannot be added the last one counts,
+    as in LangChain's own steps."""
+    whole, *more = parts
+    for part in more:
+        try:
+            whole = whole + part
+        except TypeError:
+            whole = part
     return whole
