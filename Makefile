@@ -72,7 +72,7 @@ test: install ## the product's tests that need no GPU, but for those of test-lon
 	$(call suite,tests/integrations,$(BY_FILE) tests/integrations)
 	$(call suite,tests/e2e,$(BY_FILE) tests/contract tests/e2e tests/cpu $(BUT_LONG))
 
-test-long: install ## the longest tests: exactness on the real model, and the benchmarks
+test-long: install ## the longest tests: 200 random graphs, the real model, and the benchmarks
 	$(ALL_GRAPHS) $(BY_FILE) $(LONG) tests/cpu/test_graph_exactness.py
 	OPENAPI_CASES=all TRITON_INTERPRET=1 $(BY_FILE) tests/benchmarks tests/integrations/test_openapi.py
 

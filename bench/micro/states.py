@@ -18,8 +18,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -156,26 +156,39 @@ def counted(url: str) -> Counts:
 
 
 @contextmanager
-def llama_server(file: Path, log: Path) -> Iterator[str]:
+def launched_server(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    log: Path,
+    url: str,
+    ask: Callable[[str], object],
+    within_s: float,
+) -> Iterator[str]:
+    """A server that answers `ask`. Raises RuntimeError if it does not in so many seconds."""
+    process = launched(command, environment, log)
+    until = time.monotonic() + within_s
+    try:
+        while True:
+            try:
+                ask(url)
+                break
+            except OSError:
+                if process.poll() is not None or time.monotonic() > until:
+                    raise RuntimeError(f"no server started: {last_words(log)}") from None
+                time.sleep(0.05)
+        yield url
+    finally:
+        stop(process)
+
+
+def llama_server(file: Path, log: Path) -> AbstractContextManager[str]:
     """llama-server alone, with its defaults."""
     port = free_port()
     given = {"--model": file, "--alias": "default", "--port": port, "--threads": 1}
     given |= {"--parallel": SLOTS, "--ctx-size": SLOTS * CONTEXT}
     options = [str(word) for option in given.items() for word in option]
-    process = launched([str(LLAMA / "llama-server"), *options, "--metrics"], os.environ, log)
-    url, until = f"http://127.0.0.1:{port}", time.monotonic() + START_S
-    try:
-        while True:
-            try:
-                counted(url)
-                break
-            except OSError:
-                if process.poll() is not None or time.monotonic() > until:
-                    raise RuntimeError(f"llama-server did not start: {last_words(log)}") from None
-                time.sleep(0.05)
-        yield url
-    finally:
-        stop(process)
+    command = [str(LLAMA / "llama-server"), *options, "--metrics"]
+    return launched_server(command, os.environ, log, f"http://127.0.0.1:{port}", counted, START_S)
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
@@ -24,9 +23,17 @@ from langchain_openai import ChatOpenAI
 
 from bench.harness import machine
 from bench.harness.results import stamp, write
-from bench.harness.servers import VLLM_PYTHON, last_words, launched, stop
+from bench.harness.servers import VLLM_PYTHON
 from bench.micro._state_programs import PROGRAMS
-from bench.micro.states import CONTEXT, Prompts, ideal, settings, template, tokenizer_of
+from bench.micro.states import (
+    CONTEXT,
+    Prompts,
+    ideal,
+    launched_server,
+    settings,
+    template,
+    tokenizer_of,
+)
 from langchain_weftline import ChatWeftline, accelerate
 from tests.llamacpp.random_ggufs import FAMILIES
 from tests.ports import free_port
@@ -67,8 +74,7 @@ def arguments(blocks: int | None) -> tuple[str, ...]:
     return ("--enforce-eager", "--block-size", str(BLOCK), *few)
 
 
-@contextmanager
-def alone(model: Path, blocks: int | None) -> Iterator[str]:
+def alone(model: Path, blocks: int | None) -> AbstractContextManager[str]:
     """vLLM with its defaults."""
     port, log = free_port(), model / "vllm.log"
     given = {"--model": model, "--port": port, "--served-model-name": "default"}
@@ -77,20 +83,8 @@ def alone(model: Path, blocks: int | None) -> Iterator[str]:
     tools = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
     command = [str(VLLM_PYTHON), "-m", "vllm.entrypoints.openai.api_server", *words, *tools]
     environment = {**os.environ, **ENVIRONMENT}
-    process = launched([*command, *arguments(blocks)], environment, log)
-    url, until = f"http://127.0.0.1:{port}", time.monotonic() + START_S
-    try:
-        while True:
-            try:
-                computed(url)
-                break
-            except OSError:
-                if process.poll() is not None or time.monotonic() > until:
-                    raise RuntimeError(f"vLLM did not start: {last_words(log)}") from None
-                time.sleep(0.5)
-        yield url
-    finally:
-        stop(process)
+    url = f"http://127.0.0.1:{port}"
+    return launched_server([*command, *arguments(blocks)], environment, log, url, computed, START_S)
 
 
 @contextmanager

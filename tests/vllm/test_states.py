@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, Gemma3TextConfig, Lfm2Config, Pre
 
 from tests.contract.target import Target
 from tests.endpoint_counts import metric
+from tests.llamacpp.random_ggufs import SIZES
 from tests.null.asgi import Server, served
 from tests.tool_turns import agent_turns
 from tests.vllm.conftest import BLOCK
@@ -39,27 +40,17 @@ OWN = 40  # tokens of each call's own
 TURNS = 30  # of an agent
 
 
-SIZES = {
-    "vocab_size": 49_152,  # SmolLM2's
-    "hidden_size": 128,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 8192,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 2,
-}
+WIDE = {**SIZES, "hidden_size": 128}  # vLLM for CPUs takes heads of 32 and more
 CONNECTED, INSIDE, WINDOWS = "LFM2, connected", "LFM2, inside", "Gemma 3, inside"
 
 
 def shape(case: str) -> PretrainedConfig:
     """A small model: two short convolutions and attention, or five windows and attention."""
     if case == WINDOWS:
-        return Gemma3TextConfig(**SIZES, num_hidden_layers=6, head_dim=32, sliding_window=128)
+        return Gemma3TextConfig(**WIDE, num_hidden_layers=6, head_dim=32, sliding_window=128)
     layers = ["conv", "full_attention", "conv"]
     # The two sizes are in published files, and vLLM reads them.
-    return Lfm2Config(**SIZES, conv_dim=128, block_dim=128, num_hidden_layers=3, layer_types=layers)
+    return Lfm2Config(**WIDE, conv_dim=128, block_dim=128, num_hidden_layers=3, layer_types=layers)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=[CONNECTED, INSIDE, WINDOWS])
