@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weftline_engine.bookkeeping.kv.eviction import LAPSED_S
 from weftline_engine.bookkeeping.kv.tree import BlockPool, ContextTree, Node
 
 SIZE = 2
@@ -94,6 +95,18 @@ def test_the_context_expected_last_is_evicted_first() -> None:
         made.want(word, paths[word][-1], at)
     left = [evict(made, 1, 0.0) for _ in range(4)]
     assert left == [{"aa", "bb", "cc"}, {"bb", "cc"}, {"bb"}, set()]
+
+
+def test_what_does_not_come_back_gives_way_to_what_is_new() -> None:
+    """A session that tells no end was expected at second 1. While it may still come, others that
+    come once go first. Two minutes later it is older than they are."""
+    for begin, left in ((10.0, {"aa", "cc", "dd"}), (1.0 + LAPSED_S, {"bb", "cc", "dd"})):
+        made = tree(3)
+        made.want("gone", fill(made, "aa")["aa"][-1], 1.0)
+        for second, word in enumerate(("bb", "cc", "dd")):
+            made.now = begin + second
+            fill(made, word)
+        assert there(made) == left
 
 
 def test_without_predictions_the_order_is_least_recently_used() -> None:

@@ -3,7 +3,7 @@
 Leaves without a prediction are evicted first, in the order of their last use. Next is the leaf
 whose predicted next use is farthest from now (Belady 1966; for agents KVFlow, 2025). A prediction
 that was missed counts in the same way: the longer ago its time was, the sooner the leaf is evicted.
-So the blocks of an application that never comes back are evicted without a timeout.
+After two minutes a missed prediction counts as none.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from typing import Generic, TypeVar
 
 # Weight of the newest interval between two uses. The earlier intervals share the rest.
 _NEWEST = 0.5
+# Seconds behind its time after which a use is not expected any more. In a full cache, conversations
+# of clients that tell no end stayed until then, and what was new went at once.
+LAPSED_S = 120.0
 
 
 class Leaf:
@@ -87,9 +90,16 @@ class Leaves(Generic[L]):
 
     def evict(self, now: float) -> L | None:
         """Remove and return the leaf to evict first. None if there is none."""
-        if self._top(self._unknown) is not None:
+        unknown, overdue = self._top(self._unknown), self._top(self._overdue)
+        if unknown is not None:
+            if (
+                overdue is not None
+                and now - overdue[0] > LAPSED_S
+                and overdue[2].used < unknown[2].used
+            ):
+                return heapq.heappop(self._overdue)[2]
             return heapq.heappop(self._unknown)[2]
-        late, overdue = self._top(self._late), self._top(self._overdue)
+        late = self._top(self._late)
         if late is None or overdue is None:
             return None
         if -late[0] - now >= now - overdue[0]:
