@@ -128,7 +128,11 @@ class ClusterMember:
         try:
             await self._database.open()
             await self._join(self._journal.run)
-        except FAILURES as error:
+        except (InvalidRequest, *FAILURES) as error:
+            # A worker of an open pool may not end when it is cancelled: the process then hung.
+            await self._database.close()
+            if isinstance(error, InvalidRequest):
+                raise
             raise InvalidRequest(
                 f"cannot use the database of the store: {error}", param="store"
             ) from error
