@@ -15,6 +15,7 @@ from pytest_asyncio import is_async_test
 
 from tests.integrations.forks import Forked, fork
 from tests.integrations.recording import Recording, recorded
+from tests.waits import until
 
 StartServer = Callable[..., str]
 
@@ -136,3 +137,8 @@ def plain_llm(url: str) -> Any:
     from langchain_weftline import ChatWeftline
 
     return ChatWeftline(base_url=url, temperature=0, provenance=False)
+
+
+async def idle(url: str) -> None:
+    """Wait until the server has no session."""
+    await until(lambda: "weftline_sessions_open 0.0" in httpx2.get(f"{url}/metrics").text)

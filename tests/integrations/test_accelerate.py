@@ -8,13 +8,12 @@ from functools import reduce
 from operator import add, itemgetter
 from typing import Any, assert_type
 
-import httpx2
 import openai
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage
-from langchain_core.output_parsers import JsonOutputParser, StrOutputParser
+from langchain_core.output_parsers import JsonOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import (
     ConfigurableField,
@@ -26,26 +25,13 @@ from langchain_core.runnables import (
 
 from langchain_weftline import AcceleratedChain, ChatWeftline, accelerate, compile_chain
 from tests.integrations import client_steps_table, test_ahead_chains
-from tests.integrations.conftest import StartServer, served
+from tests.integrations.conftest import StartServer, idle, served
 from tests.integrations.program_table import PROGRAMS
 from tests.integrations.provenance import CHAT, plain
 from tests.integrations.recording import Recording, recorded
-from tests.waits import until
+from tests.integrations.step_chain import ASK, TEXT, Chain, steps
 
-Chain = Runnable[Any, Any]
 SUBMIT = "/v1/submit"
-TEXT = StrOutputParser()
-ASK = ChatPromptTemplate.from_messages([("system", "Be brief."), ("human", "{x}")])
-WAIT_S = 20.0
-
-
-def steps(llm: ChatWeftline, number: int = 3) -> Chain:
-    """Build a chain in which each step asks about the answer of the step before."""
-    chain: Chain = ASK | llm | TEXT
-    for step in range(1, number):
-        prompt = ChatPromptTemplate.from_template(f"Step {step}: {{x}}")
-        chain = {"x": chain} | prompt | llm | TEXT
-    return chain
 
 
 @pytest.fixture
@@ -419,11 +405,6 @@ async def test_unused_calls_are_cancelled(way: str) -> None:
             await parts.aclose()
         await idle(url)
     assert graphs == []
-
-
-async def idle(url: str) -> None:
-    """Wait until the server has no session."""
-    await until(lambda: "weftline_sessions_open 0.0" in httpx2.get(f"{url}/metrics").text)
 
 
 def test_a_slow_answer_meets_the_models_timeout(echo_url: str) -> None:

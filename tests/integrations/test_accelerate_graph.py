@@ -7,7 +7,7 @@ import queue
 from typing import Any
 
 from langchain_weftline import ChatWeftline, accelerate
-from tests.integrations.test_accelerate import WAIT_S, steps
+from tests.integrations.step_chain import WAIT_S, steps
 
 
 async def test_the_graph_of_each_run(echo_url: str) -> None:

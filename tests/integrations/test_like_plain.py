@@ -35,9 +35,8 @@ from langchain_weftline import accelerate
 from tests.waits import until
 from weftline.kit import RunFeed
 
-from .conftest import StartServer, served
+from .conftest import StartServer, idle, served
 from .recording import recorded
-from .test_accelerate import idle
 from .tiers import AGAIN, ASK, GIVEN, TEXT, TIERS, Chain, chat_openai, chat_weftline, outcome, tiers
 
 SUBMIT = "/v1/submit"
