@@ -57,8 +57,8 @@ class LeftContext:
 
 
 class PrefixContexts:
-    """The contexts in one pool. `copies` says that a KV connector copies its blocks to the host. A
-    step takes `spare` blocks at most."""
+    """The contexts in one pool. `copies` says that a KV connector copies its blocks to the host.
+    Ended contexts go first once fewer than `spare` blocks hold nothing."""
 
     def __init__(self, pool: VLLMBlocks, *, copies: bool = False, spare: int = 512) -> None:
         self._pool = pool
@@ -133,8 +133,8 @@ class PrefixContexts:
         self._forget(context)
 
     def settle(self) -> None:
-        """Let the blocks of ended contexts go first, if a step may need more than those that hold
-        nothing. Call it before each step."""
+        """Let the blocks of ended contexts go first, if steps may soon need more than those that
+        hold nothing. Call it before steps."""
         if not self._ended or self._has_spare():
             return
         free: dict[int, Any] = {}
@@ -147,7 +147,7 @@ class PrefixContexts:
         self._pool.free_block_queue.prepend_n(list(free.values()))
 
     def _has_spare(self) -> bool:
-        """Whether vLLM would take blocks that hold nothing for a whole step."""
+        """Whether enough blocks hold nothing. They are the first that vLLM takes."""
         block = self._pool.free_block_queue.fake_free_list_head.next_free_block
         for _ in range(self._spare):
             if block is None or block.block_hash:

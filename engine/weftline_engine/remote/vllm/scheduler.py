@@ -77,6 +77,10 @@ class HintReader:
                 self._verbs.extend(wire.decode(file.read(wire.length(header))))
 
 
+# How often empty blocks are counted, in seconds, and at most so many. To count them takes 0.1 ms.
+SETTLE_S, SPARE_BLOCKS = 0.1, 1024
+
+
 class WeftlineScheduler(Scheduler):
     """vLLM's scheduler in the server's order, with the server's retention.
 
@@ -95,12 +99,12 @@ class WeftlineScheduler(Scheduler):
         self._notes = HintReader(os.environ.get(NOTES))
         self._ledger = CallLedger()
         copies = self.connector is not None
-        groups = len(self.kv_cache_config.kv_cache_groups)
-        spare = groups * (1 + self.max_num_scheduled_tokens // self.cache_config.block_size)
-        pool = self.kv_cache_manager.block_pool
         self._contexts = PrefixContexts(
-            pool, copies=copies, spare=spare + self.max_num_running_reqs
+            self.kv_cache_manager.block_pool,
+            copies=copies,
+            spare=min(SPARE_BLOCKS, self.kv_cache_config.num_blocks // 8),
         )
+        self._settles_at = 0.0
         self._copies = policy_of(self.connector)
         self._returns = FreedReturns()
         self._stops = StateStops(self.cache_config.block_size)
@@ -133,7 +137,9 @@ class WeftlineScheduler(Scheduler):
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Plan a step, after applying the verbs that have come since the last one."""
         self._hear()
-        self._contexts.settle()
+        if (now := time.monotonic()) >= self._settles_at:
+            self._contexts.settle()
+            self._settles_at = now + SETTLE_S
         self._put_in_order()
         self._make_room()
         held = self._hold_back()
