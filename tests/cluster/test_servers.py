@@ -74,8 +74,8 @@ async def test_any_server_answers_for_any_session(stores: Databases, tmp_path: P
         unknown = await second.http.post("/v1/get", json={**body, "session_id": "s_none"})
         assert (unknown.status_code, unknown.json()["error"]["type"]) == (404, "UnknownSession")
         other = await opened(second.http, call("one", "one {{output:x}}", x="a"))
-        await until_known(third, 2)
         for one in (first, second, third):
+            await until_known(one, 2)
             listed = (await one.http.get("/v1/sessions")).json()
             assert [row["session_id"] for row in listed["sessions"]] == [other, id]
             assert (listed["total"], listed["found"]) == (2, 2)
@@ -87,7 +87,9 @@ async def test_any_server_answers_for_any_session(stores: Databases, tmp_path: P
 
 
 async def until_known(server: ClusterServer, count: int) -> None:
-    """Wait until the server knows the others, and so all of these sessions."""
+    """Wait until the server knows the others, and so all of these sessions. Each server hears of one
+    that has just joined when it renews its own lease.
+    """
     async with asyncio.timeout(30):
         while (await server.http.get("/v1/sessions")).json()["total"] < count:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
