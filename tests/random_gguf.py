@@ -10,16 +10,17 @@ import numpy as np
 from tokenizers.pre_tokenizers import ByteLevel
 
 from tests.random_models import RandomBlocks, config_of
-from weftline_engine.own.embedded.model.config import HeadNorm, LlamaConfig
+from weftline_engine.own.embedded.model.config import LlamaConfig
 from weftline_engine.own.models.gguf_architecture import ARCHITECTURES
 from weftline_engine.own.models.llama_gguf import tensors_of
+from weftline_kernels.cpu.blocks import WeightType
 
 
 def write_gguf(path: Path, shape: LlamaConfig, kind: str, *, words: bool = False) -> Path:
     """Write the weights that `RandomBlocks` makes of a type. With `words` the file has a tokenizer,
     which a server needs."""
-    assert shape.experts is None and shape.kinds[0].rope is not None
-    architecture = "qwen3" if shape.norms.heads is HeadNorm.HEAD else "llama"
+    assert shape.experts is None
+    [architecture] = (key for key, one in ARCHITECTURES.items() if one.name == shape.architecture)
     config = config_of(shape, {"vocab_size": shape.vocabulary, **dict.fromkeys(_IDS, 0)})
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(shape.layers)
@@ -27,11 +28,16 @@ def write_gguf(path: Path, shape: LlamaConfig, kind: str, *, words: bool = False
     writer.add_embedding_length(shape.hidden)
     writer.add_feed_forward_length(shape.mlp)
     writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.kv_heads)
+    kinds = [shape.kind(layer) for layer in range(shape.layers)]
+    if shape.taps:  # a layer without heads of keys has a convolution
+        writer.add_head_count_kv([0 if kind.taps else shape.kv_heads for kind in kinds])
+        writer.add_shortconv_l_cache(shape.taps)
+    else:
+        writer.add_head_count_kv(shape.kv_heads)
     writer.add_key_length(shape.head_size)
     writer.add_value_length(shape.head_size)
     writer.add_layer_norm_rms_eps(shape.norm_eps)
-    writer.add_rope_freq_base(shape.kinds[0].rope.theta)
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
     writer.add_rope_dimension_count(shape.head_size)
     if words:
         _add_tokenizer(writer, shape.vocabulary)
@@ -45,6 +51,9 @@ def write_gguf(path: Path, shape: LlamaConfig, kind: str, *, words: bool = False
             continue
         rows, columns = tensor.shape
         blocks = weights.matrix(name, (rows, columns))
+        if blocks.kind == WeightType.BF16:
+            writer.add_tensor(tensor.source, blocks.values().astype(np.float32))
+            continue
         raw = gguf.GGMLQuantizationType(int(blocks.kind))
         writer.add_tensor(tensor.source, blocks.rows, raw_dtype=raw)
     writer.write_header_to_file()

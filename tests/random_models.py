@@ -16,7 +16,9 @@ from weftline_engine.own.embedded.model.config import (
     Norms,
     Rope,
 )
+from weftline_engine.own.embedded.model.families import CONVOLUTION, FAMILIES, FULL
 from weftline_engine.own.embedded.model.matrix import Matrix
+from weftline_engine.own.models.gguf_architecture import ARCHITECTURES
 from weftline_kernels.cpu.blocks import SIZES, WeightType, row_bytes
 
 _QWEN3 = LlamaConfig(
@@ -35,6 +37,7 @@ _QWEN3 = LlamaConfig(
     norm_eps=1e-6,
     norms=Norms(heads=HeadNorm.HEAD),
 )
+_LFM2_ATTENDS = (2, 5, 8, 10, 12, 14)  # the layers with attention
 SHAPES = {
     "qwen3-0.6b": _QWEN3,
     "llama3.2-1b": replace(
@@ -72,6 +75,22 @@ SHAPES = {
         kinds=(LayerKind(Rope(1_000_000.0), experts=True),),
         experts=Experts(count=128, used=8, mlp=768, normalised=True),
     ),
+    "lfm2-350m": replace(
+        _QWEN3,
+        architecture="Lfm2ForCausalLM",
+        vocabulary=65_536,
+        layers=16,
+        head_size=64,
+        mlp=4608,
+        context_limit=128_000,
+        kinds=tuple(
+            LayerKind(Rope(1_000_000.0)) if layer in _LFM2_ATTENDS else LayerKind(None, taps=3)
+            for layer in range(16)
+        ),
+        norm_eps=1e-5,
+        norms=FAMILIES["Lfm2ForCausalLM"].norms,
+        names=FAMILIES["Lfm2ForCausalLM"].names,
+    ),
 }
 TYPES = ("bfloat16", "q8_0", "q4_0", "q4_k", "q4_k_m")
 
@@ -85,6 +104,8 @@ class RandomBlocks(RandomWeights):
         self._kind, self._layers = kind, layers
 
     def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
+        if name.endswith("conv.conv.weight"):  # three numbers a channel, which no file quantises
+            return super().matrix(name, shape)
         kind = self._type_of(name)
         rows = min(shape[0], 64)
         draw = np.random.default_rng(0)
@@ -108,10 +129,8 @@ class RandomBlocks(RandomWeights):
 
 def config_of(shape: LlamaConfig, base: dict[str, Any]) -> dict[str, Any]:
     """The config.json of a shape, with the vocabulary of the config.json `base`."""
-    [kind] = shape.kinds
-    assert kind.rope is not None, "each of the shapes has rotary embeddings"
-    is_qwen = shape.norms.heads is HeadNorm.HEAD
-    type_of = "llama" if not is_qwen else "qwen3_moe" if shape.experts else "qwen3"
+    rope = next(kind.rope for kind in shape.kinds if kind.rope is not None)
+    [type_of] = {one.model_type for one in ARCHITECTURES.values() if one.name == shape.architecture}
     return {
         "architectures": [shape.architecture],
         "model_type": type_of,
@@ -125,11 +144,24 @@ def config_of(shape: LlamaConfig, base: dict[str, Any]) -> dict[str, Any]:
         "max_position_embeddings": shape.context_limit,
         "tie_word_embeddings": shape.tied,
         "rms_norm_eps": shape.norm_eps,
-        "rope_parameters": {"rope_type": "default", "rope_theta": kind.rope.theta},
+        "rope_parameters": {"rope_type": "default", "rope_theta": rope.theta},
         "attention_bias": False,
         "hidden_act": "silu",
         "dtype": "bfloat16",
         **({} if shape.experts is None else experts_of(shape.experts)),
+        **({} if not shape.taps else convolutions_of(shape)),
+    }
+
+
+def convolutions_of(shape: LlamaConfig) -> dict[str, Any]:
+    """The keys of a model in which some layers have short convolutions."""
+    kinds = [shape.kind(layer) for layer in range(shape.layers)]
+    return {
+        "norm_eps": shape.norm_eps,
+        "block_auto_adjust_ff_dim": False,
+        "conv_bias": False,
+        "conv_L_cache": shape.taps,
+        "layer_types": [CONVOLUTION if kind.taps else FULL for kind in kinds],
     }
 
 

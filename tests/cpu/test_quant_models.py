@@ -32,6 +32,7 @@ from weftline_engine.own.embedded.model.llama import LlamaDecoder
 from weftline_engine.own.embedded.model.matrix import Matrix, floats
 from weftline_engine.own.embedded.model.native_decoder import NativeDecoder
 from weftline_engine.own.models import resolve
+from weftline_engine.own.models.gguf_header import GgufHeader
 from weftline_engine.own.models.llama_gguf import LlamaGguf
 from weftline_kernels.cpu.blocks import WeightType
 from weftline_kernels.cpu.variants import Cpu
@@ -243,6 +244,21 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     index = {"file": "model.gguf", "tensors": model.index()}
     (folder / "blocks.json").write_text(json.dumps(index))
     return folder
+
+
+def test_a_file_of_random_weights_has_the_shape_of_its_model(tmp_path: Path) -> None:
+    """Of LFM2 a layer without heads of keys has a convolution, whose taps no file quantises."""
+    small = replace(SHAPES["lfm2-350m"], layers=4, vocabulary=300, hidden=256, mlp=512)
+    path = write_gguf(tmp_path / "lfm2.gguf", small, "q8_0", words=True)
+    (tmp_path / "config.json").write_text(json.dumps(LlamaGguf(path).config))
+    found = read_config(tmp_path)
+    assert isinstance(found, LlamaConfig)
+    assert [found.kind(layer).taps for layer in range(4)] == [3, 3, 0, 3]
+    assert found == replace(small, eos=found.eos, kinds=found.kinds)
+    tensors = GgufHeader(path).tensors
+    taps = {name: one.kind.name for name, one in tensors.items() if "shortconv.conv." in name}
+    assert taps == {f"blk.{layer}.shortconv.conv.weight": "F32" for layer in (0, 1, 3)}
+    assert tensors["blk.0.shortconv.in_proj.weight"].kind.name == "Q8_0"
 
 
 def held(what: str) -> int:
