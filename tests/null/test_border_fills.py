@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,17 +52,33 @@ def generate(name: str, tokens: tuple[int, ...], *borders: int) -> api.Op:
     )
 
 
-async def sent(folder: Path, inside: bool, ops: Sequence[api.Op]) -> list[dict[str, Any]]:
-    """What a vLLM gets for these ops, of a model with a state. Our scheduler may be inside."""
+@asynccontextmanager
+async def started(folder: Path, endpoint: Endpoint) -> AsyncIterator[VLLMEngine]:
+    """An engine in front of that vLLM, which has a model with a state."""
     config = {"layer_types": ["conv", "full_attention"]}
     (folder / "config.json").write_text(json.dumps(config))
-    endpoint = Endpoint(answers)
     endpoint.metrics = METRICS
     async with endpoint.on(folder / "e") as socket:
         connect = EndpointConfig(url="http://e/v1", socket=socket)
         engine = VLLMEngine(VLLMConfig(model=folder, connect=connect))
         assert (await engine.start()).wants_borders
         endpoint.requests.clear()
+        yield engine
+        await engine.close()
+
+
+async def ended(engine: VLLMEngine, ops: int) -> None:
+    """Wait until so many ops or more have finished."""
+    async for events in engine.events():
+        ops -= sum(isinstance(one, api.Finished) for one in events)
+        if ops <= 0:
+            return
+
+
+async def sent(folder: Path, inside: bool, ops: Sequence[api.Op]) -> list[dict[str, Any]]:
+    """What a vLLM gets for these ops. Our scheduler may be inside."""
+    endpoint = Endpoint(answers)
+    async with started(folder, endpoint) as engine:
         writer = None
         if inside:
             await engine._notes.listen(folder / "notes")
@@ -71,15 +88,10 @@ async def sent(folder: Path, inside: bool, ops: Sequence[api.Op]) -> list[dict[s
             assert engine._notes.are_read
         for op in ops:
             engine.submit(op)
-        ended = 0
-        async for events in engine.events():
-            ended += sum(isinstance(one, api.Finished) for one in events)
-            if ended == len(ops):
-                break
+        await ended(engine, len(ops))
         if writer is not None:
             writer.close()
             await engine._notes.close()
-        await engine.close()
     return endpoint.requests
 
 
@@ -121,3 +133,27 @@ async def test_a_first_prompt_keeps_the_state_where_others_are_likely_to_part(
     assert told.index((497, None)) < told.index((len(first), None))
     later = await sent(tmp_path, inside, [generate("first", first), generate("next", second, 500)])
     assert 497 not in [len(one["prompt"]) for one in later]
+
+
+async def test_a_prompt_waits_for_a_fill_of_its_beginning_that_runs(tmp_path: Path) -> None:
+    """Equal prompts come while the beginning is filled for the first one. None overtakes the fill.
+    Another prompt does not wait."""
+    asked, may_end = asyncio.Event(), asyncio.Event()
+
+    async def slowly(writer: asyncio.StreamWriter, request: dict[str, Any]) -> None:
+        if len(request["prompt"]) == 497:
+            asked.set()
+            await may_end.wait()
+        await answers(writer, request)
+
+    endpoint, prompt = Endpoint(slowly), tuple(range(1200))
+    async with started(tmp_path, endpoint) as engine:
+        engine.submit(generate("first", prompt, 500))
+        await asked.wait()
+        engine.submit(generate("second", prompt, 500))
+        engine.submit(generate("other", prompt[1:]))
+        await ended(engine, 1)
+        assert [len(one["prompt"]) for one in endpoint.requests] == [497, 1199]
+        may_end.set()
+        await ended(engine, 2)
+    assert [len(one["prompt"]) for one in endpoint.requests] == [497, 1199, 1200, 1200]

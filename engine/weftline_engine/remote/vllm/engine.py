@@ -209,6 +209,15 @@ class VLLMEngine(PrefixCacheEngine):
         if self._borders is None or self._notes.are_read:
             return 0
         tokens, computed = op.tokens or (), 0
+        # A prompt that is sent beside such a fill may overtake it. Then the fill is for nothing:
+        # six equal prompts of a Gemma 3 computed 2,557 tokens every fourth time, and else 1,565.
+        running = {
+            task
+            for (salt, beginning), task in self._fills.items()
+            if salt == op.salt and tokens[: len(beginning)] == beginning
+        }
+        if running:
+            await asyncio.wait(running)
         # The first prompt of its kind keeps the state where its last turn begins.
         likely = op.guesses.borders[:1] if self._borders.is_new(tokens, op.salt) else ()
         for border in self._borders.of(tokens, op.salt, likely):
