@@ -181,10 +181,10 @@ def launched_server(
         stop(process)
 
 
-def llama_server(file: Path, log: Path) -> AbstractContextManager[str]:
+def llama_server(file: Path, log: Path, threads: int = 1) -> AbstractContextManager[str]:
     """llama-server alone, with its defaults."""
     port = free_port()
-    given = {"--model": file, "--alias": "default", "--port": port, "--threads": 1}
+    given = {"--model": file, "--alias": "default", "--port": port, "--threads": threads}
     given |= {"--parallel": SLOTS, "--ctx-size": SLOTS * CONTEXT}
     options = [str(word) for option in given.items() for word in option]
     command = [str(LLAMA / "llama-server"), *options, "--metrics"]
@@ -192,13 +192,13 @@ def llama_server(file: Path, log: Path) -> AbstractContextManager[str]:
 
 
 @contextmanager
-def weftline_server(file: Path, arguments: str = "") -> Iterator[str]:
+def weftline_server(file: Path, arguments: str = "", threads: int = 1) -> Iterator[str]:
     """weftline with its llamacpp engine and its defaults, and further arguments of llama-server."""
     options = ("--max-running", str(SLOTS), "--context-limit", str(CONTEXT))
     server = (
         "--llama-server",
         str(LLAMA / "llama-server"),
-        f"--llama-arguments=--threads 1 {arguments}",
+        f"--llama-arguments=--threads {threads} {arguments}",
     )
     with local_server(str(file), "--engine", "llamacpp", *server, *options) as url:
         yield url

@@ -78,10 +78,14 @@ FAMILIES: Mapping[str, Callable[[], PretrainedConfig]] = {
 
 
 def gguf_of(
-    config: PretrainedConfig, words: Path, folder: Path, template: str | None = None
+    config: PretrainedConfig,
+    words: Path,
+    folder: Path,
+    template: str | None = None,
+    kind: str = "f16",
 ) -> Path:
-    """A GGUF file with random weights and the tokenizer of `words`, by llama.cpp's converter. The
-    chat template is that of the tokenizer, or `template`."""
+    """A GGUF file with random weights of that type and the tokenizer of `words`, by llama.cpp's
+    converter. The chat template is that of the tokenizer, or `template`."""
     AutoModelForCausalLM.from_config(config).float().save_pretrained(folder)
     if isinstance(config, GraniteMoeHybridConfig):
         _name_layers(folder / "config.json")
@@ -97,7 +101,7 @@ def gguf_of(
         command.append("--no-mtp")  # it would look for layers that predict further tokens
     paths = {**os.environ, "PYTHONPATH": str(LLAMA / "lib")}
     subprocess.run(
-        [*command, "--outtype", "f16"], check=True, capture_output=True, timeout=200, env=paths
+        [*command, "--outtype", kind], check=True, capture_output=True, timeout=200, env=paths
     )
     return path
 
