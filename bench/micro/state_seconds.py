@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from langchain_openai import ChatOpenAI
 from transformers import (
     Gemma3TextConfig,
     Lfm2Config,
@@ -31,6 +30,7 @@ from bench.harness.results import stamp, write
 from bench.micro._state_programs import PROGRAMS, Program
 from bench.micro.states import (
     llama_server,
+    plain_model,
     settings,
     template,
     tokenizer_of,
@@ -112,9 +112,7 @@ def pair(
 
     def plain() -> float:
         with llama_server(file, file.with_suffix(".log"), THREADS) as url:
-            # The openai client requires a key, and the server on loopback does not read it.
-            where: dict[str, Any] = {"base_url": f"{url}/v1", "api_key": "none", "model": "default"}
-            return seconds(program, ChatOpenAI(**where, **chosen), lambda one: one)
+            return seconds(program, plain_model(url, chosen), lambda one: one)
 
     if ours_first:
         return ours(), plain()

@@ -29,6 +29,7 @@ from urllib.request import urlopen
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import convert_to_openai_messages
 from langchain_openai import ChatOpenAI
+from pydantic import SecretStr
 from transformers import AutoTokenizer
 
 from bench.harness import machine
@@ -210,6 +211,14 @@ def settings(tokenizer: Any) -> dict[str, Any]:
     return {"temperature": 0, "max_tokens": MAX_TOKENS, "logit_bias": {str(seven): 100}}
 
 
+def plain_model(url: str, chosen: Mapping[str, Any], **more: Any) -> ChatOpenAI:
+    """The model of a server without weftline."""
+    # The openai client requires a key, and a server on loopback does not read it.
+    return ChatOpenAI(
+        base_url=f"{url}/v1", api_key=SecretStr("none"), model="default", **chosen, **more
+    )
+
+
 def run(program: Program, llm: Any, change: Callable[[Any], Any], url: str) -> Counts:
     """The tokens that a program adds to the servers' metrics."""
     before = counted(url)
@@ -224,9 +233,8 @@ def cell(family: str, name: str, file: Path, tokenizer: Any, arguments: str = ""
     program, chosen, log = PROGRAMS[name], settings(tokenizer), file.with_suffix(".log")
     seen = Prompts(tokenizer)
     with llama_server(file, log) as url:
-        # The openai client requires a key, and the server on loopback does not read it.
-        where: dict[str, Any] = {"base_url": f"{url}/v1", "api_key": "none", "model": "default"}
-        plain = run(program, ChatOpenAI(**where, **chosen, callbacks=[seen]), lambda one: one, url)
+        alone = plain_model(url, chosen, callbacks=[seen])
+        plain = run(program, alone, lambda one: one, url)
     with weftline_server(file, arguments) as url:
         ours = run(program, ChatWeftline(base_url=url, **chosen), accelerate, url)
     return checked(family, name, plain, ours, seen.found)

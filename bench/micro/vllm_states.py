@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-from langchain_openai import ChatOpenAI
-
 from bench.harness import machine
 from bench.harness.results import stamp, write
 from bench.harness.servers import VLLM_PYTHON
@@ -30,6 +28,7 @@ from bench.micro.states import (
     Prompts,
     ideal,
     launched_server,
+    plain_model,
     settings,
     template,
     tokenizer_of,
@@ -131,9 +130,7 @@ def rows(family: str, model: Path, tokenizer: Any, blocks: int | None) -> list[R
     chosen, prompts, least = settings(tokenizer), Prompts(tokenizer), dict[str, int]()
 
     def plain_client(url: str) -> Any:
-        # The openai client requires a key, and vLLM does not read it.
-        where: dict[str, Any] = {"base_url": f"{url}/v1", "api_key": "none", "model": "default"}
-        return ChatOpenAI(**where, **chosen, callbacks=[prompts])
+        return plain_model(url, chosen, callbacks=[prompts])
 
     def ended(program: str) -> None:
         least[program] = ideal(prompts.found)
