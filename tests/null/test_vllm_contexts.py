@@ -118,6 +118,20 @@ def test_notes_never_lose_what_would_have_stayed(agents: int, size: int, seed: i
     assert found_again(agents, size, order, notes=True) >= least
 
 
+def test_what_a_block_held_is_forgotten() -> None:
+    """Calls come and go for days. No more is remembered than the pool holds, and the prompt that
+    all of them have stays known as shared."""
+    pool = Pool(10)
+    contexts = PrefixContexts(pool)
+    for call in range(100):
+        blocks, _ = pool.computed(["system", *(f"{call} {i}" for i in range(3))])
+        contexts.leave(f"c{call}", f"app {call}", blocks)
+        pool.free_blocks(reversed(blocks))
+        contexts.free(f"c{call}")
+    assert len(contexts._owners) <= 10 and contexts._owners["system"] is None
+    assert contexts._holders == {} and contexts._left == {}
+
+
 @pytest.mark.parametrize(("notes", "found"), [(False, 84), (True, 90)])
 def test_a_finished_agent_goes_first(notes: bool, found: int) -> None:
     """Two agents come and go while the first waits for its tool. All that a cache can find is 90

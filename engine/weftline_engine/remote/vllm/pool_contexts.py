@@ -66,7 +66,10 @@ class PrefixContexts:
         self._copies = copies
         self._left: OrderedDict[str, LeftContext] = OrderedDict()
         self._wishes: dict[str, Retention] = {}  # of contexts whose op still runs
-        self._owners: dict[Hashable, str | None] = {}  # None: of several applications
+        # The owner of what a block holds, None for several applications. It stays when its contexts
+        # are freed, until the block holds something else: `_named` has what each block held last.
+        self._owners: dict[Hashable, str | None] = {}
+        self._named: dict[int, Hashable] = {}
         self._holders: Counter[Hashable] = Counter()  # how many of the contexts have a block
         self._ended: dict[LeftContext, None] = {}  # those whose blocks are to go first
 
@@ -86,7 +89,8 @@ class PrefixContexts:
         self._forget(context)
         kept = [(one, one.block_hash) for one in blocks if not one.is_null and one.block_hash]
         self._left[context] = left = LeftContext(application, kept)
-        for _, name in kept:
+        for block, name in kept:
+            self._name(block, name)
             self._holders[name] += 1
             owner = self._owners.setdefault(name, application)
             if owner != application or name in common:
@@ -145,6 +149,13 @@ class PrefixContexts:
         for block in free.values():
             self._pool.free_block_queue.remove(block)
         self._pool.free_block_queue.prepend_n(list(free.values()))
+
+    def _name(self, block: Any, name: Hashable) -> None:
+        """Note what a block holds, and forget the owner of what it held."""
+        before = self._named.get(id(block))  # vLLM makes its blocks once
+        self._named[id(block)] = name
+        if before is not None and before != name and before not in self._holders:
+            self._owners.pop(before, None)
 
     def _has_spare(self) -> bool:
         """Whether enough blocks hold nothing. They are the first that vLLM takes."""
