@@ -12,9 +12,9 @@ from llama_index.core.base.llms.base import BaseLLM
 from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
-from llama_index.core.llms import ChatMessage, ImageBlock
+from llama_index.core.llms import ChatMessage, ImageBlock, TextBlock
 from llama_index.core.llms.function_calling import FunctionCallingLLM
-from llama_index.core.prompts import ChatPromptTemplate
+from llama_index.core.prompts import ChatPromptTemplate, RichPromptTemplate
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.weftline import Weftline
 from pydantic import BaseModel
@@ -56,6 +56,24 @@ def test_answers(llm: Weftline) -> None:
     assert "".join(part.delta or "" for part in llm.stream_complete("Hello.")) == said
     assert llm.predict(PromptTemplate("{a}o."), a="Hell") == said
     assert "".join(llm.stream(PromptTemplate("{a}o."), a="Hell")) == said
+
+
+def test_a_message_of_several_texts(echo_url: str) -> None:
+    """They stand one behind the other, as LlamaIndex's OpenAI sends them, and with their sources.
+    A template of messages, such as that of an agent's structured answer, has a text for each line.
+    """
+    lines = RichPromptTemplate("{% chat role='user' %}\n<a>\n\t{{ x }}\n</a>\n{% endchat %}")
+    texts = ChatMessage(role="user", blocks=[TextBlock(text="one "), TextBlock(text="text.")])
+    with recorded(echo_url) as proxy:
+        llm = Weftline(base_url=proxy.url)
+        assert llm.chat([texts]).message.content == "user: one text.\nassistant: "
+        llm.predict(lines, x="many words")
+        llm.predict(ChatPromptTemplate([texts, ChatMessage("Of {x}.")]), x="many")
+        _, rich, both = proxy.bodies("/v1/chat/completions")
+    assert rich["messages"] == [{"role": "user", "content": "<a>\n\tmany words\n</a>"}]
+    assert [m["content"] for m in both["messages"]] == ["one text.", "Of many."]
+    of = [{"text": "Of "}, {"text": "many", "name": "x"}, {"text": "."}]
+    assert both["weftline"]["messages"] == [None, of]
 
 
 def test_async_answers(llm: Weftline) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from langchain_core.callbacks import get_usage_metadata_callback
 from langchain_core.messages import AIMessage, HumanMessage
-from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 
 from .recording import recorded
 from .test_like_plain import SUBMIT, Heard, in_tier, two_in_a_row
@@ -153,3 +153,17 @@ def test_a_tool_that_is_bound_twice(tier: str, echo_url: str) -> None:
     assert "declared twice" in expected[1]
     chain = in_tier(tier, echo_url, make)
     assert outcome(lambda: chain.invoke(GIVEN)) == expected
+
+
+@tiers
+@pytest.mark.parametrize("first", [[MessagesPlaceholder("x")], []], ids=["placeholder", "template"])
+def test_a_prompt_without_messages(tier: str, first: list[Any], echo_url: str) -> None:
+    """The server refuses it, also as the first call of several."""
+
+    def make(llm: Any) -> Chain:
+        return ChatPromptTemplate(first) | llm | TEXT | AGAIN | llm | TEXT
+
+    expected = outcome(lambda: make(chat_openai(echo_url)).invoke({"x": []}))
+    assert "messages must not be empty" in expected[1]
+    chain = in_tier(tier, echo_url, make)
+    assert outcome(lambda: chain.invoke({"x": []})) == expected

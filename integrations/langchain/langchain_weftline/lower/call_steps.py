@@ -170,6 +170,8 @@ class Calls:
         prompt = self._prompt(value, model)
         if not prompt.is_known:
             return self._unknown_call(step)
+        if not prompt.turns:
+            raise CannotCompile(model, "its prompt has no messages, which the server refuses")
         if prompt.has_half_characters:
             raise CannotCompile(model, "its prompt holds half of a surrogate pair")
         server = model.server

@@ -11,7 +11,7 @@ from llama_index.core.bridge.pydantic import Field, PrivateAttr
 from llama_index.core.memory import ChatSummaryMemoryBuffer
 from llama_index.core.memory.chat_summary_memory_buffer import SUMMARIZE_PROMPT
 from llama_index.llms.weftline.base import Weftline
-from llama_index.llms.weftline.model.openai_messages import message_body
+from llama_index.llms.weftline.model.openai_messages import message_body, said_in
 
 from weftline.errors import InvalidRequest
 from weftline.kit.compaction import ANSWER_MARK, INSTRUCTION, LATER_MARK, replacing
@@ -81,7 +81,7 @@ class WeftlineSummaryMemory(ChatSummaryMemoryBuffer):
         head = head if self.system_prompt is not None else []
         *before, last = replaced
         if last.role is MessageRole.USER:  # templates refuse two messages of the user in a row
-            instruction = f"{last.content}\n\n{instruction}"
+            instruction = f"{said_in(last)}\n\n{instruction}"
         else:
             before = replaced
         question = ChatMessage(role=MessageRole.USER, content=instruction)

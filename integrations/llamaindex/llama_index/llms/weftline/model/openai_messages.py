@@ -39,7 +39,7 @@ def message_body(message: ChatMessage) -> dict[str, Any]:
             kind = type(block).__name__
             raise InvalidRequest(f"weftline serves text models, and a message holds a {kind}")
     role = MessageRole(message.role)
-    body: dict[str, Any] = {"role": _ROLES.get(role, role.value), "content": message.content or ""}
+    body: dict[str, Any] = {"role": _ROLES.get(role, role.value), "content": said_in(message)}
     calls = [_call_body(block) for block in message.blocks if isinstance(block, ToolCallBlock)]
     if made := calls or message.additional_kwargs.get("tool_calls"):
         body["tool_calls"] = made
@@ -50,6 +50,12 @@ def message_body(message: ChatMessage) -> dict[str, Any]:
         if name in message.additional_kwargs:
             body[name] = message.additional_kwargs[name]
     return body
+
+
+def said_in(message: ChatMessage) -> str:
+    """The texts of a message, joined as LlamaIndex's OpenAI joins them: `content` puts line breaks
+    between them."""
+    return "".join(block.text for block in message.blocks if isinstance(block, TextBlock))
 
 
 def _call_body(block: ToolCallBlock) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from llama_index.core.prompts.base import (
     PromptTemplate,
     SelectorPromptTemplate,
 )
+from llama_index.llms.weftline.model.openai_messages import said_in
 
 from weftline.kit import (
     BACKGROUND,
@@ -78,7 +79,7 @@ def by_template(
     try:
         if llm.metadata.is_chat_model:
             made = llm._get_messages(prompt, **{**arguments, **marked})
-            rendered = [message.content or "" for message in made]
+            rendered = [said_in(message) for message in made]
         else:
             rendered = [llm._get_prompt(prompt, **{**arguments, **marked})]
     except (KeyError, ValueError, TypeError, AttributeError):

@@ -30,6 +30,7 @@ from llama_index.llms.weftline.ahead.composition import Composed
 from llama_index.llms.weftline.ahead.ingestion import Ingesting, ingestion_of
 from llama_index.llms.weftline.ahead.request_claims import request_key
 from llama_index.llms.weftline.ahead.submitted_graph import SubmittedGraph
+from llama_index.llms.weftline.model.openai_messages import said_in
 from llama_index.llms.weftline.plan.call_plan import (
     CallPlan,
     Unplannable,
@@ -453,7 +454,7 @@ def _strings_in(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, st
     elif isinstance(value, QueryBundle):
         yield "query_str", value.query_str
     elif isinstance(value, ChatMessage):
-        yield "message", value.content or ""
+        yield "message", said_in(value)
     elif depth < 3 and isinstance(value, Mapping):
         for key, item in value.items():
             yield from _strings_in(str(key), item, depth + 1)
