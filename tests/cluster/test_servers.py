@@ -87,8 +87,8 @@ async def test_any_server_answers_for_any_session(stores: Databases, tmp_path: P
 
 
 async def until_known(server: ClusterServer, count: int) -> None:
-    """Wait until the server knows the others, and so all of these sessions. Each server hears of one
-    that has just joined when it renews its own lease.
+    """Wait until the server knows the others, and so all of these sessions. Each server hears of
+    one that has just joined when it renews its own lease.
     """
     async with asyncio.timeout(30):
         while (await server.http.get("/v1/sessions")).json()["total"] < count:  # noqa: ASYNC110
