@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import select
 import signal
 import tempfile
 from contextlib import suppress
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.null.tools.conftest import Calls, running
+from tests.waits import until
 from weftline.errors import InvalidRequest
 from weftline_engine import api
 from weftline_engine.services.tools.engine import ToolEngine
@@ -304,6 +306,21 @@ async def test_calls_end_with_the_engine(calls: Calls) -> None:
         await calls.ended[id]
     for child in children:
         await gone(child)
+
+
+async def test_calls_end_with_an_engine_that_has_not_read_all(calls: Calls) -> None:
+    """The zygote has told of the end of a call, and the engine closes before it reads that. The
+    socket breaks then instead of ending, and the zygote ends in order all the same.
+    """
+    engine = calls.engine
+    assert isinstance(engine, ToolEngine)
+    zygote, control = engine._zygote, engine._control
+    assert zygote is not None and control is not None
+    asyncio.get_running_loop().remove_reader(control)
+    assert await calls.result("add", a=1) == 2
+    await until(lambda: select.select([control], [], [], 0)[0])
+    await engine.close()
+    assert zygote.returncode == 0
 
 
 async def test_a_module_that_does_not_load_says_why() -> None:

@@ -71,7 +71,10 @@ class Zygote:
 
     def _obey(self) -> bool:
         """Perform one message. False if the socket is closed."""
-        data, descriptors, _, _ = socket.recv_fds(self._control, MOST_MESSAGE, 1)
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._control, MOST_MESSAGE, 1)
+        except ConnectionResetError:  # the engine has closed it before it read all that we said
+            return False
         if not data:
             return False
         message = json.loads(data)
