@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import resource
 import sqlite3
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +16,36 @@ from tests.null.asgi import Server, call
 from tests.null.journal.test_restart import running
 from tests.waits import until
 from weftline.errors import InvalidRequest, StorageFull
-from weftline_engine.pretend.null import LatencyProfile, NullConfig
+from weftline_engine import api
+from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullEngine
 from weftline_server.commands.retrieval_tables import factories, from_tables
 from weftline_server.journal import writer
 from weftline_server.journal.store import JournalStore, JournalStoreConfig
 from weftline_server.session import events as ev
 
-SLOW = NullConfig(latency=LatencyProfile(step_s=0.05))
 
-
-@asynccontextmanager
-async def files_of(most: int) -> AsyncIterator[None]:
-    """No file of this process may become larger than `most` bytes: the disk is full.
-
-    The error is EFBIG, which SQLite reports as a full disk. A signal would come with it.
+class Held(NullEngine):
+    """A null engine that begins nothing until `go`. So the disk may take as long as it likes to
+    write what comes before.
     """
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    def __init__(self) -> None:
+        super().__init__(NullConfig())
+        self._held: list[api.Op] | None = []
+
+    def submit(self, op: api.Op) -> None:
+        if self._held is None:
+            super().submit(op)
+        else:
+            self._held.append(op)
+
+    def hold(self) -> None:
+        self._held = []
+
+    def go(self) -> None:
+        held, self._held = self._held or (), None
+        for op in held:
+            super().submit(op)
 
 
 def is_broken(server: Server) -> bool:
@@ -46,7 +55,7 @@ def is_broken(server: Server) -> bool:
 
 
 async def check_refusal_and_recovery(
-    server: Server, break_it: Callable[[], Any], mend_it: Callable[[], Any]
+    server: Server, engine: Held, break_it: Callable[[], Any], mend_it: Callable[[], Any]
 ) -> list[str]:
     """A session runs while the disk breaks. It ends in memory; nothing new is accepted. When the
     disk is mended new work is accepted, and what happened in memory is on disk.
@@ -58,6 +67,7 @@ async def check_refusal_and_recovery(
         call("two", "{{input:x}}two and some more {{output:y}}", x="a", y="b"),
     )
     break_it()
+    engine.go()
     await until(lambda: is_broken(server))
     refused = await server.http.post("/v1/session")
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "storage_full")
@@ -85,7 +95,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_full_disk_and_space_again(tmp_path: Path) -> None:
-    """RLIMIT_FSIZE stands for the disk: the write-ahead log may not grow."""
+    """RLIMIT_FSIZE stands for the disk: the write-ahead log may not grow. SQLite reports its error,
+    EFBIG, as a full disk.
+    """
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     path = tmp_path / "store"
 
@@ -97,8 +109,9 @@ async def test_a_full_disk_and_space_again(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
 
     try:
-        async with running(path, SLOW) as server:
-            first, second = await check_refusal_and_recovery(server, full, space)
+        engine = Held()
+        async with running(path, also={"null": lambda: engine}) as server:
+            first, second = await check_refusal_and_recovery(server, engine, full, space)
     finally:
         space()
     async with running(path) as server:
@@ -146,11 +159,13 @@ async def test_a_step_that_runs_once_waits_for_the_store(
         assert journal is not None
         await until(lambda: any(one.is_patient for one in journal._ledger._waiting))
 
+    engine = Held()
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        async with running(path, SLOW, also) as server:
+        async with running(path, also={**also, "null": lambda: engine}) as server:
             id = await server.session()
             await server.submit(id, one, steps=[function("b", first)])
             other.execute("BEGIN EXCLUSIVE")
+            engine.go()
             stream = asyncio.create_task(server.get(id, "b", stream=True))
             await due(server, id)
             assert not first.exists() and not stream.done()
@@ -158,9 +173,11 @@ async def test_a_step_that_runs_once_waits_for_the_store(
             events = (await stream).text
             assert 'event: value\ndata: {"value": "done one two three four "}' in events
             assert first.read_text() == "x"
+            engine.hold()
             id = await server.session()
             await server.submit(id, one, steps=[function("b", second)])
             other.execute("BEGIN EXCLUSIVE")
+            engine.go()
             await due(server, id)
             assert not second.exists()
         other.execute("COMMIT")
@@ -176,7 +193,8 @@ async def test_a_stream_of_a_step_that_failed_by_the_store_has_its_error(
     """Its session was given up, as its records were too many for the memory. Several servers share
     such a store, and a reader does not come back for what has failed.
     """
-    async with running(tmp_path / "store", SLOW) as server:
+    never = NullConfig(latency=LatencyProfile(step_s=3600.0))
+    async with running(tmp_path / "store", never) as server:
         journal = server.service.registry.journal
         assert journal is not None
         monkeypatch.setattr(journal, "is_shared", True)
@@ -195,11 +213,14 @@ async def test_a_stream_of_a_step_that_failed_by_the_store_has_its_error(
 async def test_a_locked_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another program holds a write lock on the file. After a bounded wait it is as a full disk."""
     monkeypatch.setattr("weftline_server.journal.store.BUSY_MS", 50)
-    path = tmp_path / "store"
-    async with running(path, SLOW) as server:
+    path, engine = tmp_path / "store", Held()
+    async with running(path, also={"null": lambda: engine}) as server:
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             first, _ = await check_refusal_and_recovery(
-                server, lambda: other.execute("BEGIN EXCLUSIVE"), lambda: other.execute("COMMIT")
+                server,
+                engine,
+                lambda: other.execute("BEGIN EXCLUSIVE"),
+                lambda: other.execute("COMMIT"),
             )
     async with running(path) as server:
         assert (await server.get(first, "b")).json()["value"] == "one two and some more "
@@ -213,15 +234,17 @@ async def test_too_much_for_memory_gives_up_the_sessions_that_waited(
     """
     monkeypatch.setattr("weftline_server.journal.store.BUSY_MS", 50)
     monkeypatch.setattr(writer, "MOST_HELD", 1000)
-    path = tmp_path / "store"
-    async with running(path, SLOW) as server:
+    path, engine = tmp_path / "store", Held()
+    async with running(path, also={"null": lambda: engine}) as server:
         id = await server.session()
+        journal = server.service.registry.journal
+        assert journal is not None
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             await server.submit(id, call("one", "x" * 2000 + "{{output:x}}", x="a"))
             other.execute("BEGIN EXCLUSIVE")
+            engine.go()
             assert len((await server.get(id, "a")).json()["value"]) == 2000
-            await until(lambda: is_broken(server))
-            await asyncio.sleep(0.2)
+            await until(lambda: journal._ledger._lost)
             other.execute("COMMIT")
         await until(lambda: not is_broken(server))
         more = await server.submit(id, call("two", "two {{output:x}}", x="b"))
