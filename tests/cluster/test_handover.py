@@ -90,10 +90,10 @@ async def test_what_would_be_lost_stays(stores: Databases, tmp_path: Path) -> No
     """A function with effects `once` runs to its end where it began. Its session moves then, with
     its value; another session has moved at once.
     """
-    mark = tmp_path / "mark"
+    mark, go = tmp_path / "mark", tmp_path / "go"
     async with running(stores, tmp_path, *LONG, *with_function(tmp_path), count=2) as servers:
         first, second = servers
-        steps = [function("f", mark=str(mark), seconds=2)]
+        steps = [function("f", mark=str(mark), go=str(go))]
         once = await opened(first.http, steps=steps)
         idle = await opened(first.http, call("one", "one {{output:x}}", x="a"))
         assert await value(first.http, idle, "a") == "one "
@@ -101,6 +101,7 @@ async def test_what_would_be_lost_stays(stores: Databases, tmp_path: Path) -> No
         ends(first)
         await until(stores, MOVED, lambda found: found == 1)
         assert await value(second.http, idle, "a") == "one "
+        go.touch()
         assert await value(second.http, once, "f") == "done"
         assert await first.ended() == 0
         assert await value(second.http, once, "f") == "done"

@@ -75,8 +75,7 @@ async def test_any_server_answers_for_any_session(stores: Databases, tmp_path: P
         assert (unknown.status_code, unknown.json()["error"]["type"]) == (404, "UnknownSession")
         other = await opened(second.http, call("one", "one {{output:x}}", x="a"))
         for one in (first, second, third):
-            await until_known(one, 2)
-            listed = (await one.http.get("/v1/sessions")).json()
+            listed = await known(one, 2)
             assert [row["session_id"] for row in listed["sessions"]] == [other, id]
             assert (listed["total"], listed["found"]) == (2, 2)
         assert (await third.http.delete(f"/v1/session/{id}")).status_code == 200
@@ -86,12 +85,15 @@ async def test_any_server_answers_for_any_session(stores: Databases, tmp_path: P
         assert gone.status_code == 404
 
 
-async def until_known(server: ClusterServer, count: int) -> None:
-    """Wait until the server knows the others, and so all of these sessions. Each server hears of
-    one that has just joined when it renews its own lease.
+async def known(server: ClusterServer, count: int) -> dict[str, Any]:
+    """The list of sessions, once the server knows the others, and so so many of them. Each server
+    hears of one that has just joined when it renews its own lease.
     """
     async with asyncio.timeout(30):
-        while (await server.http.get("/v1/sessions")).json()["total"] < count:  # noqa: ASYNC110
+        while True:
+            listed: dict[str, Any] = (await server.http.get("/v1/sessions")).json()
+            if listed["total"] >= count:
+                return listed
             await asyncio.sleep(0.05)
 
 
@@ -129,18 +131,19 @@ async def test_ids_that_no_server_has_are_unknown_at_once(
 
 
 MODULE = """
-import time
+import os, time
 
-def work(mark, seconds):
+def work(mark, go):
     with open(mark, "a") as file:
         file.write("ran\\n")
-    time.sleep(seconds)
+    while not os.path.exists(go):
+        time.sleep(0.01)
     return "done"
 """
 
 
 def with_function(folder: Path) -> tuple[str, ...]:
-    """The arguments of a server that runs a function which leaves a mark."""
+    """The arguments of a server with a function which leaves a mark, and waits for another file."""
     (folder / "ours.py").write_text(MODULE)
     config = folder / "weftline.toml"
     config.write_text(f'[[function]]\nname = "work"\ncall = "ours:work"\npath = "{folder}"\n')
@@ -172,7 +175,7 @@ async def test_the_others_adopt_the_sessions_of_a_server_that_is_killed(
             first.http,
             call("one", "one {{output:x}}", x="a"),
             call("two", "{{input:x}}two and some more words {{output:y}}", x="a", y="b"),
-            steps=[function("f", mark=str(mark), seconds=60)],
+            steps=[function("f", mark=str(mark), go=str(tmp_path / "never"))],
         )
         assert await value(first.http, id, "a") == "one "
         await seen(mark)

@@ -14,7 +14,7 @@ from weftline import Client
 from weftline.sdk.client import Session
 
 HEAD = """
-import os, signal, sys, time, warnings
+import os, signal, sys, threading, time, warnings
 from weftline import Client, client_step, semantic_function
 
 @semantic_function
@@ -66,9 +66,12 @@ for number, read in enumerate(ends):
 ENDS = (
     HEAD
     + """
+begun = threading.Event()
+
 @client_step
 def endless(text: str) -> str:
     print("computes", flush=True)
+    begun.set()
     time.sleep(600)
 
 session = client.session()
@@ -88,7 +91,7 @@ class Late:
 late = Late()
 late.again = late  # found at the very end
 sys.modules["late"] = late
-time.sleep(0.5)
+begun.wait()
 print("ends", flush=True)
 """
 )

@@ -18,11 +18,11 @@ import pytest
 from tests.null.asgi import call
 from tests.waits import WAIT_S, wait_until
 
-# A server whose limits of time are short, so that the tests are.
 PROGRAM = """
 import sys
 from weftline_server.commands import bounded_connection
-bounded_connection.HEADERS_S = bounded_connection.BODY_S = bounded_connection.UNREAD_S = 0.5
+for name in sys.argv[1:]:
+    setattr(bounded_connection, name, 0.5)
 from weftline_server.cli import main
 sys.argv = ["weftline", "serve", "--engine", "null", "--port", "0", "--null-step-s", "0.05"]
 sys.exit(main())
@@ -30,9 +30,12 @@ sys.exit(main())
 
 
 @pytest.fixture
-def server() -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A server in a process of its own, and its port."""
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True)
+def server(request: pytest.FixtureRequest) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A server in a process of its own, and its port. The limits of time that a test names are
+    short, so that the test is. The others stay: a busy machine may take long to send.
+    """
+    command = [sys.executable, "-c", PROGRAM, *getattr(request, "param", ())]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
         yield process, int(process.stdout.readline().strip().rpartition(":")[2])
@@ -62,6 +65,7 @@ def said(port: int, *sent: bytes, then_wait: bool = True) -> bytes:
         return found
 
 
+@pytest.mark.parametrize("server", [("HEADERS_S", "BODY_S")], indirect=True)
 def test_connections_have_limits(server: tuple[subprocess.Popen[str], int]) -> None:
     """Headers of 201 MB were taken in, and a client could take as long as it liked for all of it.
 
@@ -105,6 +109,7 @@ def test_an_idle_connection_outlives_its_clients_patience(
         connection.close()
 
 
+@pytest.mark.parametrize("server", [("UNREAD_S",)], indirect=True)
 def test_an_answer_that_nobody_reads_is_dropped(
     server: tuple[subprocess.Popen[str], int],
 ) -> None:

@@ -47,7 +47,9 @@ async def test_turns_are_joined_through_the_tools_between_them(serve: Serve) -> 
     both tools and the second turn, and their time is no wait for the client.
     """
     server = await serve(TWO)
+    began = time.monotonic()
     graph = await graph_of(server, await agent(server))
+    lasted = time.monotonic() - began
     first, second = [one["call_id"] for one in graph["calls"]]
     answer = graph["calls"][0]["outputs"][0]
     assert graph["edges"] == [{"from": first, "to": second, "semantic_var_id": answer}]
@@ -55,7 +57,7 @@ async def test_turns_are_joined_through_the_tools_between_them(serve: Serve) -> 
     assert [(one["name"], one["state"], one["asked_by"], one["read_by"]) for one in tools] == [
         ("get_weather", "done", first, second)
     ] * 2
-    assert all(TOOL_S <= one["ended_s"] - one["began_s"] < 10 * TOOL_S for one in tools)
+    assert all(TOOL_S <= one["ended_s"] - one["began_s"] < lasted for one in tools)
     critical = graph["critical"]
     assert critical["tasks"] == [first, *(one["tool_id"] for one in tools), second]
     assert critical["seconds"]["tools"] >= TOOL_S > critical["seconds"].get("client", 0.0)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.null.asgi import Serve
+from tests.null.asgi import Serve, running
 from tests.null.kept import ended, events_of, got, refused, respond, said, text_of
+from tests.waits import until
 from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullEngine, NullMode
 
 HI = {"role": "user", "content": "Hi"}
@@ -86,7 +87,7 @@ async def test_one_that_is_deleted_while_a_response_runs(serve: Serve) -> None:
         asyncio.create_task(server.http.post("/v1/responses", json={**more, "stream": streams}))
         for streams in (True, False)
     ]
-    await asyncio.sleep(0.05)
+    await until(lambda: running(server.driver.dispatcher)["slow"][0] == 2)
     await server.http.delete(f"/v1/conversations/{id}")
     streamed, whole = await asyncio.gather(*answers)
     last = events_of(streamed.text)[-1]

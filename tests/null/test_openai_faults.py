@@ -337,9 +337,12 @@ def test_the_breaker() -> None:
 
 
 async def test_a_large_prompt_arrives_whole(tmp_path: Path) -> None:
-    """It has two million characters. aiohttp warns of bodies that it must send at once."""
+    """It has two million characters. aiohttp warns of bodies that it must send at once. The first
+    byte of the answer is awaited from the beginning, and a busy machine may send for long.
+    """
     long = "word " * 400_000
-    async with started(tmp_path, streams("a")) as (engine, endpoint):
+    patient = {"first_s": WAIT_S}
+    async with started(tmp_path, streams("a"), endpoint=patient) as (engine, endpoint):
         text, end = await ending(
             engine, replace(chat(), chat=api.Chat(messages=({"role": "user", "content": long},)))
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 
 from tests.null.asgi import Serve, Server
 from tests.null.steps.wire import run
+from tests.waits import WAIT_S
 from weftline_engine import api
 from weftline_server.commands.retrieval_tables import factories, from_tables
-from weftline_server.schedule import queue
+from weftline_server.schedule import dispatcher, queue
 from weftline_server.schedule.engines import fleet
 from weftline_server.schedule.engines.on_demand import OnDemand
 
@@ -43,16 +45,18 @@ async def test_an_engine_starts_when_a_submit_names_it(serve: Serve) -> None:
 
 
 class Broken:
-    """Makes an engine that does not start until it is `mended`."""
+    """Makes an engine that does not start until it is `mended`. Its second start tells `again`."""
 
-    def __init__(self) -> None:
+    def __init__(self, again: Callable[[], None]) -> None:
         [made] = factories(from_tables({"embedder": [WORDS]})).values()
         assert isinstance(made, OnDemand)
-        self.made, self.mended, self.starts = made, False, 0
+        self.made, self.mended, self.starts, self._again = made, False, 0, again
 
     def __call__(self) -> api.Engine:
         engine = self.made()
         self.starts += 1
+        if self.starts == 2:
+            self._again()
         if not self.mended:
             engine.start = self.fails
         return engine
@@ -66,8 +70,8 @@ async def test_one_that_does_not_start_is_tried_while_steps_wait(
 ) -> None:
     """Its steps fail with the reason. Then it sleeps, without further tries, until the next use."""
     monkeypatch.setattr(fleet, "RESTART_PAUSES_S", (0.01,))
-    monkeypatch.setattr(queue, "UNAVAILABLE_S", 0.05)
-    broken = Broken()
+    monkeypatch.setattr(dispatcher, "EXPIRE_EVERY_S", 0.01)
+    broken = Broken(lambda: monkeypatch.setattr(queue, "UNAVAILABLE_S", 0.0))
     server = await serve(also={"embedder:words": OnDemand(broken, broken.made.says)})
     failed = (await run(server, EMBED, get=["v"]))["error"]
     assert failed["type"] == "EngineUnavailable" and "the disk is gone" in failed["message"]
@@ -77,6 +81,7 @@ async def test_one_that_does_not_start_is_tried_while_steps_wait(
     answer = await server.http.get("/health/ready")
     assert answer.status_code == 200
     assert answer.json()["reasons"] == {"embedder:words": "the disk is gone"}
+    monkeypatch.setattr(queue, "UNAVAILABLE_S", WAIT_S)
     broken.mended, tried = True, broken.starts
     assert "error" not in await run(server, EMBED, get=["v"])
     assert broken.starts == tried + 1
