@@ -115,6 +115,11 @@ class ChildServer(ABC):
             await self._reader
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    @property
+    def _is_ended_by_us(self) -> bool:
+        stdin = None if self._process is None else self._process.stdin
+        return stdin is not None and stdin.is_closing()
+
     @abstractmethod
     async def _prepared(self) -> tuple[Sequence[str], Mapping[str, str]]:
         """The command line and the environment. Raises EngineDied if the server cannot run."""

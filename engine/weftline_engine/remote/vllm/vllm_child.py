@@ -81,8 +81,10 @@ class Child(ChildServer):
 
     def _hear(self, line: str) -> None:
         """Copy errors to our standard error, and on a terminal also the other lines while it
-        loads."""
+        loads. When we end it, vLLM's processes miss each other, which is no error."""
         super()._hear(line)
+        if self._is_ended_by_us:
+            return
         words = passed_on(line, loading=self._loading and sys.stderr.isatty())
         if words is not None:
             print(words, file=sys.stderr)
