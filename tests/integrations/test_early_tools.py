@@ -22,7 +22,7 @@ from langchain_core.tracers.base import BaseTracer
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
-from langgraph.types import interrupt
+from langgraph.types import Command, interrupt
 
 from langchain_weftline import ChatWeftline, EarlyTools
 from tests.integrations.recording import recorded
@@ -306,6 +306,38 @@ def test_a_tool_that_needs_approval_runs_after_it(url: str) -> None:
     config = {"configurable": {"thread_id": "1"}, "callbacks": [world]}
     answer = agent.invoke({"messages": [("user", "write")]}, config)
     assert answer["__interrupt__"] and world.happened == ["model ended"]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("asks_inside", [False, True])
+async def test_a_call_that_a_person_edits_gets_its_own_result(
+    asks_inside: bool, is_async: bool, url: str
+) -> None:
+    """LangChain changes the call's arguments as a middleware, wherever EarlyTools stands."""
+    world = World()
+    tool = (
+        StructuredTool.from_function(coroutine=world.asearch, name="search")
+        if is_async
+        else StructuredTool.from_function(world.search)
+    )
+    middleware: list[Any] = [
+        EarlyTools(["search"]),
+        HumanInTheLoopMiddleware(interrupt_on={"search": True}),
+    ]
+    ordered = middleware if asks_inside else middleware[::-1]
+    agent: Any = create_agent(model(url), [tool], middleware=ordered, checkpointer=InMemorySaver())
+    config = {"configurable": {"thread_id": "1"}, "callbacks": [world]}
+    edited = {"name": "search", "args": {"query": "lakes"}}
+    resume = Command(
+        resume={"decisions": [{"type": "edit", "edited_action": edited}, {"type": "approve"}]}
+    )
+    for given in ({"messages": [("user", "look")]}, resume):
+        made = await agent.ainvoke(given, config) if is_async else agent.invoke(given, config)
+    found = [one.content for one in made["messages"] if one.type == "tool"]
+    assert found[0].endswith("no lakes")
+    assert found[1:] == ["found x x x "]
+    ran = ["search lakes", "search rivers", "search x x x "]
+    assert sorted(world.happened) == ["model ended", "model ended", *ran]
 
 
 def test_an_answer_that_breaks_off_is_asked_for_again(url: str) -> None:

@@ -11,6 +11,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -36,10 +37,27 @@ else:
 
 log = logging.getLogger(__name__)
 
-Running = Future[Any] | asyncio.Task[Any]
-
 # Parameters that LangChain fills in when it runs a tool. They have no value before that.
 _OF_RUNS = {"callbacks", "run_manager", "config"}
+_RUNTIME = "runtime"  # that of a run; the function of an MCP tool does without it
+
+IsFor = Callable[[tuple[Any, ...], dict[str, Any]], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class BegunTool:
+    """A tool's function that has started, with its arguments."""
+
+    result: Future[Any] | asyncio.Task[Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def is_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether these are its arguments. A middleware behind EarlyTools, such as that of a person
+        who edits a call, may have changed them."""
+        if _RUNTIME not in self.kwargs:
+            kwargs = {name: value for name, value in kwargs.items() if name != _RUNTIME}
+        return (args, kwargs) == (self.args, self.kwargs)
 
 
 class EarlyTools(AgentMiddleware[Any, Any, Any]):
@@ -74,17 +92,17 @@ class EarlyTools(AgentMiddleware[Any, Any, Any]):
         self._read_only = frozenset(read_only)
         self._annotations = annotations
         self._known: dict[str, BaseTool] = {}
-        self._started: StartedTools[Running] = StartedTools()
+        self._started: StartedTools[BegunTool] = StartedTools()
 
     def learn(self, tools: Iterable[Any]) -> None:
         """Note the tools that a model may call. For ChatWeftline."""
         self._known |= {one.name: one for one in tools if isinstance(one, BaseTool)}
 
-    def turn(self) -> EarlyTurn[Running]:
+    def turn(self) -> EarlyTurn[BegunTool]:
         """One model call with the tools that were learned. For ChatWeftline."""
         return self._turn(self._known.values())
 
-    def _turn(self, tools: Iterable[Any]) -> EarlyTurn[Running]:
+    def _turn(self, tools: Iterable[Any]) -> EarlyTurn[BegunTool]:
         eligible = {tool.name: tool for tool in tools if self._is_eligible(tool)}
         return EarlyTurn(partial(_start, eligible), self._started)
 
@@ -121,9 +139,12 @@ class EarlyTools(AgentMiddleware[Any, Any, Any]):
         running = self._started.claim(call.get("id"), call["name"], call["args"])
         if running is None or not self._is_eligible(tool):
             return request
-        if isinstance(running, Future):
-            return request.override(tool=_handing_over(tool, running))
-        return request.override(tool=_ahanding_over(tool, running)) if is_async else request
+        result = running.result
+        if isinstance(result, Future):
+            return request.override(tool=_handing_over(tool, result, running.is_for))
+        if not is_async:
+            return request
+        return request.override(tool=_ahanding_over(tool, result, running.is_for))
 
 
 def _needs_run(tool: StructuredTool | Tool) -> bool:
@@ -138,14 +159,14 @@ def _needs_run(tool: StructuredTool | Tool) -> bool:
             named = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
             asks_for_config = parameter.annotation in (RunnableConfig, "RunnableConfig")
             # The function of an MCP tool runs without the runtime, too, which is None then.
-            is_mcp = name == "runtime" and "readOnlyHint" in (tool.metadata or {})
+            is_mcp = name == _RUNTIME and "readOnlyHint" in (tool.metadata or {})
             injected = isinstance(tool, StructuredTool) and name not in known and not is_mcp
             if named and (name in _OF_RUNS or asks_for_config or injected):
                 return True
     return False
 
 
-def _start(tools: Mapping[str, BaseTool], name: str, arguments: dict[str, Any]) -> Running | None:
+def _start(tools: Mapping[str, BaseTool], name: str, arguments: dict[str, Any]) -> BegunTool | None:
     """Start the function of a tool; None if the call has to wait for its turn."""
     tool = tools.get(name)
     if not isinstance(tool, StructuredTool | Tool):
@@ -161,9 +182,12 @@ def _start(tools: Mapping[str, BaseTool], name: str, arguments: dict[str, Any]) 
     if loop is not None and tool.coroutine is not None:
         task = loop.create_task(_outside_of_runs(tool.coroutine, args, kwargs))
         task.add_done_callback(_read_error)
-        return task
+        return BegunTool(task, args, kwargs)
     function = tool.func
-    return None if function is None else in_thread(lambda: _call_outside(function, args, kwargs))
+    if function is None:
+        return None
+    future = in_thread(lambda: _call_outside(function, args, kwargs))
+    return None if future is None else BegunTool(future, args, kwargs)
 
 
 def _call_outside(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -184,34 +208,40 @@ def _read_error(task: asyncio.Task[Any]) -> None:
         log.debug("a tool that started early has failed", exc_info=error)
 
 
-def _handing_over(tool: StructuredTool | Tool, running: Future[Any]) -> BaseTool:
+def _handing_over(tool: StructuredTool | Tool, result: Future[Any], is_for: IsFor) -> BaseTool:
     """The tool with a function that waits for the early call's result.
 
     If the early call failed because it was outside of a run, the function runs the tool. So does a
-    second attempt, such as that of a middleware that retries.
+    second attempt, such as that of a middleware that retries, and a call with other arguments.
     """
     function = tool.func
     assert function is not None, "it has started"
-    first = [running]
+    first = [result]
 
     def wait(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return first.pop().result() if first else function(*args, **kwargs)
-        except RuntimeError:
-            return function(*args, **kwargs)
+        if first and is_for(args, kwargs):
+            try:
+                return first.pop().result()
+            except RuntimeError:
+                return function(*args, **kwargs)
+        return function(*args, **kwargs)
 
     return tool.model_copy(update={"func": wait, "coroutine": None})
 
 
-def _ahanding_over(tool: StructuredTool | Tool, running: asyncio.Task[Any]) -> BaseTool:
+def _ahanding_over(
+    tool: StructuredTool | Tool, result: asyncio.Task[Any], is_for: IsFor
+) -> BaseTool:
     function = tool.coroutine
     assert function is not None, "it has started"
-    first = [running]
+    first = [result]
 
     async def wait(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return await (first.pop() if first else function(*args, **kwargs))
-        except RuntimeError:
-            return await function(*args, **kwargs)
+        if first and is_for(args, kwargs):
+            try:
+                return await first.pop()
+            except RuntimeError:
+                return await function(*args, **kwargs)
+        return await function(*args, **kwargs)
 
     return tool.model_copy(update={"coroutine": wait})
