@@ -10,6 +10,7 @@ import pytest
 from llama_index.core import PromptTemplate
 from llama_index.core.base.llms.base import BaseLLM
 from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
+from llama_index.core.chat_engine import SimpleChatEngine
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.llms import ChatMessage, ImageBlock, TextBlock
@@ -102,6 +103,27 @@ def test_text_model(echo_url: str) -> None:
     assert llm.complete("Once upon").text == "Once upon"
     assert llm.predict(PromptTemplate("Once {a}"), a="more") == "Once more"
     assert [part.text for part in llm.stream_complete("Once upon")][-1] == "Once upon"
+
+
+async def test_messages_for_a_text_model(echo_url: str) -> None:
+    """They become one text by `messages_to_prompt`, as OpenAILike sends them. Tools need a chat."""
+    said = [ChatMessage(role="system", content="Be brief."), ChatMessage("Hello.")]
+    llm = Weftline(base_url=echo_url, is_chat_model=False)
+    text = "system: Be brief.\nuser: Hello.\nassistant: "
+    assert llm.chat(said).message.content == text
+    assert [part.message.content for part in llm.stream_chat(said)][-1] == text
+    assert (await llm.achat(said)).message.content == text
+    parts = [part.delta or "" async for part in await llm.astream_chat(said)]
+    assert "".join(parts) == text
+    own = Weftline(
+        base_url=echo_url, is_chat_model=False, messages_to_prompt=lambda all_: f"<{len(all_)}>"
+    )
+    assert own.chat(said).message.content == "<2>"
+    assert SimpleChatEngine.from_defaults(llm=own).chat("Hi.").response == "<1>"
+    with recorded(echo_url) as proxy:
+        asking = Weftline(base_url=proxy.url, is_chat_model=False)
+        asking.chat_with_tools([FunctionTool.from_defaults(repr)], user_msg="Hello.")
+        assert len(proxy.bodies("/v1/chat/completions")) == 1
 
 
 def test_metadata_comes_from_the_server(llm: Weftline) -> None:

@@ -31,6 +31,7 @@ from llama_index.llms.weftline.model.openai_messages import (
     TEXT,
     ChatSoFar,
     TextSoFar,
+    as_chat,
     as_completion,
     chat_response,
     completion_response,
@@ -191,6 +192,18 @@ class Weftline(StructuredLLM):
             prompt = self.completion_to_prompt(prompt)
         return self.asking.ask(self, TEXT, {"prompt": prompt}, _request(self, options, [prompt]))
 
+    def _as_text(
+        self, messages: Sequence[ChatMessage], options: Mapping[str, Any]
+    ) -> dict[str, Any] | None:
+        """The arguments of a completion in place of a chat, for a model without a chat template.
+
+        A request with tools stays a chat, because completions have none.
+        """
+        if self.is_chat_model or "tools" in options:
+            return None
+        assert self.messages_to_prompt is not None, "LlamaIndex sets its own"
+        return {"prompt": self.messages_to_prompt(messages), "formatted": True, **options}
+
     def _chat_of(self, prompt: str, formatted: bool) -> list[ChatMessage]:
         if not formatted and self.completion_to_prompt is not None:
             prompt = self.completion_to_prompt(prompt)
@@ -198,14 +211,20 @@ class Weftline(StructuredLLM):
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        if (text := self._as_text(messages, kwargs)) is not None:
+            return as_chat(self.complete(**text))
         return chat_response(self.asking.answer(self._chat(messages, kwargs)))
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        if (text := self._as_text(messages, kwargs)) is not None:
+            return as_chat(await self.acomplete(**text))
         return chat_response(await self.asking.aanswer(self._chat(messages, kwargs)))
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
+        if (text := self._as_text(messages, kwargs)) is not None:
+            return (as_chat(part) for part in self.stream_complete(**text))
         chunks = self.asking.chunks(self._chat(messages, kwargs))
 
         def responses() -> ChatResponseGen:
@@ -219,6 +238,9 @@ class Weftline(StructuredLLM):
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
+        if (text := self._as_text(messages, kwargs)) is not None:
+            parts = await self.astream_complete(**text)
+            return (as_chat(part) async for part in parts)
         chunks = self.asking.chunks(self._chat(messages, kwargs))
 
         async def responses() -> ChatResponseAsyncGen:

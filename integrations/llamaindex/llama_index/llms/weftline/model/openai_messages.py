@@ -118,6 +118,17 @@ def as_completion(response: ChatResponse) -> CompletionResponse:
     )
 
 
+def as_chat(response: CompletionResponse) -> ChatResponse:
+    """The completion of a text as a chat's answer. LlamaIndex's own conversion puts the usage into
+    the message, from where `messages_to_prompt` writes it into the next prompt."""
+    return ChatResponse(
+        message=_assistant([TextBlock(text=response.text)], []),
+        delta=response.delta,
+        raw=response.raw,
+        additional_kwargs=response.additional_kwargs,
+    )
+
+
 def _usage(answer: Mapping[str, Any]) -> dict[str, Any]:
     """The token counts, under the names that LlamaIndex's token counter looks for."""
     usage = answer.get("usage") or {}
