@@ -12,6 +12,7 @@ from tests.cluster.database import Databases
 from tests.cluster.servers import ClusterServer
 from tests.cluster.test_servers import opened, running, value
 from tests.null.asgi import call
+from tests.waits import WAIT_S
 
 # A server on a machine with a load of 17 did not renew a lease of 2 s in time, before any fault.
 LONG_LEASE_S = 5.0
@@ -58,7 +59,7 @@ def full(stores: Databases) -> tuple[Callable[[], None], Callable[[], None]]:
 
 async def refused(server: ClusterServer) -> None:
     """Wait until the server accepts nothing new, and check how it says so."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_S):
         while True:
             answer = await server.http.post("/v1/session")
             if answer.status_code != 200:
@@ -102,7 +103,7 @@ async def test_a_database_that_comes_back(
             assert await value(one.http, id, "a") == "one two three four five six "
         assert owners == owners_of(stores, ids)
         for one in servers:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(WAIT_S):
                 while (await one.http.post("/v1/session")).status_code != 200:  # noqa: ASYNC110
                     await asyncio.sleep(0.1)
         fresh = await opened(servers[0].http, call("two", "fresh {{output:x}}", x="a"))

@@ -13,6 +13,7 @@ from tests.cluster.servers import ClusterServer
 from tests.cluster.test_servers import function, opened, running, seen, value, with_function
 from tests.faults.pace import LIMIT_S, TRIES, fixed_work, limit_s
 from tests.null.asgi import call
+from tests.waits import WAIT_S
 from weftline_server.cluster.departure import SETTLE_S
 from weftline_server.runtime.lifecycle import STAY_S
 
@@ -27,7 +28,7 @@ MANY = 100  # sessions
 
 async def until(stores: Databases, statement: str, holds: Callable[[int], bool]) -> None:
     """Wait until a number that the database says is as it should be."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_S):
         while True:
             [(found,)] = await asyncio.to_thread(stores.run, statement)
             if holds(found):
@@ -71,7 +72,7 @@ async def test_new_work_goes_to_the_others(stores: Databases, tmp_path: Path) ->
         waiting = asyncio.create_task(first.http.post("/v1/submit", json=body))
         await until(stores, "SELECT count(*) FROM weftline.sessions", lambda found: found == 1)
         ends(first)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_S):
             while (await first.http.get("/health/ready")).status_code == 200:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         id = await opened(first.http, call("two", "new {{output:x}}", x="b"))

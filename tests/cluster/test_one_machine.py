@@ -20,6 +20,7 @@ from tests.cluster.database import Databases
 from tests.cluster.test_servers import opened, value
 from tests.faults.test_clients_come_back import call as ours
 from tests.null.asgi import call
+from tests.waits import WAIT_S
 from weftline import AsyncClient
 from weftline.contract.errors import InvalidRequest
 from weftline.contract.protocol import SubmitBody
@@ -231,13 +232,13 @@ async def test_a_server_that_is_killed_is_started_again(stores: Databases) -> No
         for id in ids:
             async with httpx2.AsyncClient(base_url=found.url, timeout=60) as http:
                 assert await value(http, id, "a") == "one two three four "
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(WAIT_S):
             while len(found.servers) < SERVERS:  # noqa: ASYNC110 - they are processes
                 await asyncio.sleep(0.05)
         last = found.servers
         assert set(others) < set(last)
         found.process.kill()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_S):
             while any(map(is_running, last)):  # noqa: ASYNC110 - they are processes
                 await asyncio.sleep(0.05)
 

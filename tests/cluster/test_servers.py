@@ -14,6 +14,7 @@ import httpx2
 from tests.cluster.database import Databases
 from tests.cluster.servers import POISON, ClusterServer
 from tests.null.asgi import call
+from tests.waits import WAIT_S
 
 SLOW = ("--null-step-s", "0.3")
 
@@ -44,7 +45,7 @@ async def opened(http: httpx2.AsyncClient, *calls: Any, **more: Any) -> str:
 
 async def value(http: httpx2.AsyncClient, session: str, variable: str) -> Any:
     """The value, as a client that comes back for it gets it."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(WAIT_S):
         while True:
             body = {"session_id": session, "semantic_var_id": variable}
             answer = await http.post("/v1/get", json=body)
@@ -89,7 +90,7 @@ async def known(server: ClusterServer, count: int) -> dict[str, Any]:
     """The list of sessions, once the server knows the others, and so so many of them. Each server
     hears of one that has just joined when it renews its own lease.
     """
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_S):
         while True:
             listed: dict[str, Any] = (await server.http.get("/v1/sessions")).json()
             if listed["total"] >= count:
@@ -158,7 +159,7 @@ def function(out: str, **args: Any) -> dict[str, Any]:
 
 async def seen(path: Path) -> None:
     """Wait until the file is there."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_S):
         while not path.exists():  # noqa: ASYNC110, ASYNC240 - another process makes it
             await asyncio.sleep(0.02)
 
@@ -217,7 +218,7 @@ async def test_a_server_that_was_stopped_writes_nothing_more(
 
 
 async def until_in(log: Path, text: str) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_S):
         while text not in log.read_text():  # noqa: ASYNC110, ASYNC240 - another process writes it
             await asyncio.sleep(0.05)
 
@@ -244,7 +245,7 @@ async def test_a_session_that_kills_its_servers_rests(stores: Databases, tmp_pat
         others = [await opened(servers[0].http, call("one", words, x="a")) for _ in range(4)]
         id = await opened(servers[0].http, call("bad", "{{input:y}}{{output:x}}", y="s", x=POISON))
         await servers[0].kill()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(WAIT_S):
             while sum(one.is_alive for one in servers) > 1:  # noqa: ASYNC110 - they are processes
                 await asyncio.sleep(0.05)
         [last] = [one for one in servers if one.is_alive]

@@ -15,6 +15,7 @@ from tests.cluster.servers import ClusterServer, EngineProcess
 from tests.cluster.test_servers import opened, running, value
 from tests.null.asgi import call
 from tests.ports import free_port
+from tests.waits import WAIT_S
 
 
 @asynccontextmanager
@@ -52,7 +53,7 @@ async def sharing(
 
 async def until_engines(http: httpx2.AsyncClient, one: str, two: str) -> None:
     """Wait until the server has the engines in these states."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(WAIT_S):
         while True:
             found = (await http.get("/health/ready")).json()["engines"]
             if found == {"one": one, "two": two}:
@@ -103,7 +104,7 @@ async def test_a_tenants_limits_hold_at_all_servers_together(
 
 async def until_status(http: httpx2.AsyncClient, status: int) -> None:
     """Open sessions, and close them again, until this is the answer."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_S):
         while (answer := await http.post("/v1/session")).status_code != status:
             if answer.status_code == 200:
                 await http.delete(f"/v1/session/{answer.json()['session_id']}")
@@ -126,7 +127,7 @@ async def test_advice_is_that_of_all_servers(stores: Databases, tmp_path: Path) 
         for at in range(5):
             for server in servers:
                 await ask(server, at)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_S):
             while True:
                 told = [(await one.http.get("/v1/advice")).json() for one in servers]
                 if all(one["advice"] and one["advice"][0]["calls"] == 8 for one in told):

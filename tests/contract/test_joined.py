@@ -14,6 +14,7 @@ import pytest_asyncio
 from tests.contract.suite import EngineContract
 from tests.contract.target import Target
 from tests.contract.test_null import script
+from tests.waits import WAIT_S, until
 from weftline_engine import api
 from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullEngine, NullMode
 from weftline_engine.transport import wire
@@ -94,7 +95,7 @@ async def test_a_refused_host_gets_the_reason(gate: Opened, name: str, key: str,
     config = HostConfig(servers=(("127.0.0.1", gate[0]),), key=key, name=name)
     host = EngineHost(config, null(script()))
     with pytest.raises(Rejected, match=says):
-        await asyncio.wait_for(host.run(), 30)
+        await asyncio.wait_for(host.run(), WAIT_S)
     assert gate[1] == [] and key not in repr(config)
 
 
@@ -105,22 +106,19 @@ async def test_a_name_in_use_is_refused_until_its_host_has_left(
     config = HostConfig(servers=(("127.0.0.1", gate[0]),), key=KEY, name="one")
     first, second, third = (EngineHost(config, null(script())) for _ in range(3))
     running = asyncio.create_task(first.run())
-    while not first.joined:  # noqa: ASYNC110 - a host sets no event
-        await asyncio.sleep(0.01)
+    await until(lambda: gate[1])  # a host is joined before its server has taken the engine
     assert f"engine one joined 127.0.0.1:{gate[0]}" in caplog.messages
     with pytest.raises(Rejected, match="an engine named 'one' is joined already: choose another"):
-        await asyncio.wait_for(second.run(), 30)
+        await asyncio.wait_for(second.run(), WAIT_S)
     engine = gate[2]["one"]
     reading = asyncio.create_task(_all(engine))  # as the server does
     first.leave()
-    await asyncio.wait_for(running, 30)
-    await asyncio.wait_for(reading, 30)
+    await asyncio.wait_for(running, WAIT_S)
+    await asyncio.wait_for(reading, WAIT_S)
     again = asyncio.create_task(third.run())
-    while not third.joined:  # noqa: ASYNC110 - a host sets no event
-        await asyncio.sleep(0.01)
+    await until(lambda: gate[1] == ["one", "one"])
     third.leave()
-    await asyncio.wait_for(again, 30)
-    assert gate[1] == ["one", "one"]
+    await asyncio.wait_for(again, WAIT_S)
 
 
 async def test_a_server_that_refuses_leaves_the_engine_to_the_others(
@@ -146,15 +144,12 @@ async def test_a_server_that_refuses_leaves_the_engine_to_the_others(
     )
     host = EngineHost(HostConfig(servers=addresses, key=KEY, name="shared"), null(script()))
     running = asyncio.create_task(host.run())
-    async with asyncio.timeout(60):
-        # A host sets no event.
-        while not host.joined or "not here" not in caplog.text:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until(lambda: host.joined and taken and "not here" in caplog.text)
     reading = asyncio.create_task(_all(taken[0]))
     assert host.joined == 1 and len(taken) == 1 and not running.done()
     host.leave()
-    await asyncio.wait_for(running, 30)
-    await asyncio.wait_for(reading, 30)
+    await asyncio.wait_for(running, WAIT_S)
+    await asyncio.wait_for(reading, WAIT_S)
     await asyncio.gather(one.close(), other.close())
 
 
@@ -175,7 +170,7 @@ async def test_an_engine_follows_servers_that_move() -> None:
     after = ("127.0.0.1", await second.listen("127.0.0.1", 0))
     host = EngineHost(HostConfig(servers=(before,), key=KEY, name="moves"), null(script()))
     running = asyncio.create_task(host.run())
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(WAIT_S):
         server, old = await taken.get()
         host.follow([after])
         other, new = await taken.get()
@@ -187,8 +182,8 @@ async def test_an_engine_follows_servers_that_move() -> None:
     assert host.joined == 1 and taken.empty()
     reading = asyncio.create_task(_all(new))
     host.leave()
-    await asyncio.wait_for(running, 30)
-    await asyncio.wait_for(reading, 30)
+    await asyncio.wait_for(running, WAIT_S)
+    await asyncio.wait_for(reading, WAIT_S)
     await asyncio.gather(first.close(), second.close())
 
 
@@ -212,7 +207,7 @@ async def test_a_server_that_does_not_know_the_key_gets_no_engine() -> None:
     port = server.sockets[0].getsockname()[1]
     host = EngineHost(HostConfig(servers=(("127.0.0.1", port),), key=KEY), null(script()))
     with pytest.raises(Rejected, match="the server does not know the key"):
-        await asyncio.wait_for(host.run(), 30)
+        await asyncio.wait_for(host.run(), WAIT_S)
     server.close()
 
 
@@ -231,7 +226,7 @@ async def test_nonsense_before_the_proof_ends_the_connection(gate: Opened, said:
     """A peer that has not proved its key can send nothing that is decoded, and nothing large."""
     reader, writer = await asyncio.open_connection("127.0.0.1", gate[0])
     writer.write(said)
-    await asyncio.wait_for(reader.read(), 30)
+    await asyncio.wait_for(reader.read(), WAIT_S)
     writer.close()
     assert gate[1] == []
 

@@ -16,6 +16,7 @@ import pytest
 
 from langchain_weftline import ChatWeftline
 from tests.integrations.conftest import served
+from tests.waits import WAIT_S
 from weftline import AsyncClient, Client
 from weftline.errors import UnknownSession
 from weftline.sdk import aclient, heartbeat
@@ -75,7 +76,7 @@ def test_a_session_that_nobody_holds_ends(url: str, quick: None) -> None:
     """Its object is gone, so nobody can use it."""
     with Client(url) as client:
         id = client.session().id
-        assert closed_within(url, id, 10 * GONE_S)
+        assert closed_within(url, id, WAIT_S)
 
 
 def test_a_client_that_promised_nothing_has_an_hour(url: str) -> None:
@@ -83,7 +84,7 @@ def test_a_client_that_promised_nothing_has_an_hour(url: str) -> None:
     id = httpx2.post(f"{url}/v1/session").json()["session_id"]
     assert not closed_within(url, id, 3 * GONE_S)
     httpx2.post(f"{url}/v1/session/{id}/heartbeat").raise_for_status()
-    assert closed_within(url, id, 10 * GONE_S)
+    assert closed_within(url, id, WAIT_S)
 
 
 def test_detached_work_outlives_its_client(url: str) -> None:
@@ -134,7 +135,7 @@ def test_a_client_that_is_killed_leaves_no_session(url: str, program: str) -> No
     assert is_open(url, id)
     process.kill()
     process.communicate()
-    assert closed_within(url, id, 10 * GONE_S)
+    assert closed_within(url, id, WAIT_S)
 
 
 def test_a_program_that_ends_closes_its_sessions(url: str) -> None:
@@ -159,7 +160,7 @@ def test_a_process_that_a_debugger_stops_is_told_why(url: str) -> None:
     assert process.stdout is not None
     id = process.stdout.readline().strip()
     process.send_signal(signal.SIGSTOP)
-    assert closed_within(url, id, 10 * GONE_S)
+    assert closed_within(url, id, WAIT_S)
     process.send_signal(signal.SIGCONT)
     said = process.communicate("\n", timeout=30)[1]
     assert UnknownSession.__name__ in said and "debugger" in said and "heartbeat_s" in said

@@ -113,7 +113,7 @@ async def test_an_answer_does_not_wait_for_the_end_of_its_stream(
         await ends.wait()
         writer.write(b"0\r\n\r\n")
 
-    async with started(tmp_path, late) as (engine, _), asyncio.timeout(20):
+    async with started(tmp_path, late) as (engine, _), asyncio.timeout(WAIT_S):
         assert (await ending(engine, chat()))[0] == "a"
         assert engine._endpoint is not None
         ends.set()

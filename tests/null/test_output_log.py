@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from tests.waits import WAIT_S
 from weftline_engine.transport.output_log import Printed
 
 
@@ -19,5 +20,5 @@ async def test_a_cancelled_end_closes_the_pipe() -> None:
     ending.cancel()
     with pytest.raises(asyncio.CancelledError):
         await ending
-    await asyncio.wait_for(printed.whole.wait(), 10)
+    await asyncio.wait_for(printed.whole.wait(), WAIT_S)
     os.close(held)
