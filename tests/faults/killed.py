@@ -51,10 +51,11 @@ class Killed:
         assert self._process is not None and self._process.pid is not None
         return self._process.pid
 
-    async def start(self) -> None:
-        """Start it, and wait until it is ready."""
+    async def start(self, *arguments: str) -> None:
+        """Start it, with these arguments more, and wait until it is ready."""
         assert self._process is None
-        self._process = _context.Process(target=_serve, args=(self._arguments, str(self.log)))
+        words = [*self._arguments, *arguments]
+        self._process = _context.Process(target=_serve, args=(words, str(self.log)))
         self._process.start()
         deadline = time.monotonic() + START_S
         async with httpx2.AsyncClient(base_url=self.url) as http:

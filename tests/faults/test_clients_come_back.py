@@ -14,7 +14,7 @@ from langchain_core.prompts import ChatPromptTemplate
 
 from langchain_weftline import ChatWeftline, accelerate
 from tests.faults.killed import Killed
-from tests.waits import until
+from tests.waits import WAIT_S, until
 from weftline import AsyncClient, Client
 from weftline.contract.protocol import Call, InOut, Placeholder, Segment, SubmitBody
 from weftline.errors import ConnectionFailed
@@ -38,10 +38,15 @@ def call(name: str, reads: str, writes: str, text: str = "") -> Call:
 CHAIN = (call("a", "", "a", "short "), call("b", "a", "b", WORDS), call("c", "b", "c", "end "))
 
 
+QUICK = ("--null-step-s", "0.005")
+
+
 @pytest.fixture
 async def server(tmp_path: Path) -> Any:
-    """A call of twenty words takes half a second."""
-    killed = Killed(tmp_path, "--null-step-s", "0.025")
+    """A call of twenty words takes four seconds, so that it runs when the server is killed, on a
+    busy machine and with a slow disk. What is started anew is `QUICK`.
+    """
+    killed = Killed(tmp_path, "--null-step-s", "0.2", "--drain-s", "0.1")
     await killed.start()
     yield killed
     await killed.kill()
@@ -60,16 +65,23 @@ async def test_a_watch_gets_each_value_once(server: Killed, way: str) -> None:
                 found.append((event.variable, event.value))
                 if event.variable == "a":
                     await (server.kill() if way == "kill" else server.stop())
-                    await server.start()
+                    await server.start(*QUICK)
     b = f"{WORDS}short "
     assert found == [("a", "short "), ("b", b), ("c", f"end {b}")]
 
 
 async def test_a_text_that_had_ended_is_not_given_twice(server: Killed) -> None:
-    """The parts of `a` have come, and nothing of `c`: what follows is what was missing. Of `b`
-    a part had come, which another run makes anew: two halves of different texts are not joined.
+    """Of `b` a part had come, which another run makes anew: two halves of different texts are not
+    joined. Then the parts of `a` have come, and nothing of `c`: what follows is what was missing.
     """
     async with AsyncClient(server.url) as client:
+        with pytest.raises(ConnectionFailed):
+            async for event in client.watch(SubmitBody(calls=CHAIN, watch=("b",), parts=True)):
+                if isinstance(event, Part):
+                    await server.kill()
+                    await server.start(*QUICK)
+        await server.kill()
+        await server.start()
         parts: list[tuple[str, str]] = []
         submit = SubmitBody(calls=CHAIN, watch=("a", "c"), parts=True, close=True)
         async for event in client.watch(submit):
@@ -77,14 +89,9 @@ async def test_a_text_that_had_ended_is_not_given_twice(server: Killed) -> None:
                 parts.append((event.variable, event.text))
             elif isinstance(event, Value) and event.variable == "a":
                 await server.kill()
-                await server.start()
+                await server.start(*QUICK)
         assert "".join(text for variable, text in parts if variable == "a") == "short "
         assert "".join(text for name, text in parts if name == "c") == f"end {WORDS}short "
-        with pytest.raises(ConnectionFailed):
-            async for event in client.watch(SubmitBody(calls=CHAIN, watch=("b",), parts=True)):
-                if isinstance(event, Part):
-                    await server.kill()
-                    await server.start()
 
 
 async def test_gets_of_both_clients_wait_for_the_server(server: Killed) -> None:
@@ -105,10 +112,10 @@ async def test_gets_of_both_clients_wait_for_the_server(server: Killed) -> None:
                 return str(same.get("c"))
 
         second = asyncio.create_task(asyncio.to_thread(blocking))
-        assert await asyncio.to_thread(learnt.wait, 20)
+        assert await asyncio.to_thread(learnt.wait, WAIT_S)
         await server.kill()
         await asyncio.sleep(0.3)  # it is refused for a while
-        await server.start()
+        await server.start(*QUICK)
         assert await first == f"end {WORDS}short "
         assert await second == f"end {WORDS}short "
 
@@ -118,12 +125,12 @@ async def test_a_stream_after_a_restart_says_that_its_text_is_new(server: Killed
     async with AsyncClient(server.url) as client:
         session = await client.session().open()
         await session.submit(CHAIN)
-        await session.get("a")
         http, body = client.connection._http, {"session_id": session.id, "stream": True}
         async with http.stream("POST", "/v1/get", json={**body, "semantic_var_id": "b"}) as parts:
+            await session.get("a")
             await anext(parts.aiter_text())  # of twenty words the first has come
             await server.kill()
-        await server.start()
+        await server.start(*QUICK)
         ended = await http.post(
             "/v1/get", json={**body, "semantic_var_id": "a"}, headers={"Last-Event-ID": "3"}
         )
@@ -142,15 +149,18 @@ async def test_a_langchain_run_in_flight_finishes(server: Killed) -> None:
     model = ChatWeftline(base_url=f"{server.url}/v1")
     first = ChatPromptTemplate.from_messages([("human", WORDS + "{topic}")])
     second = ChatPromptTemplate.from_messages([("human", "after {text}")])
-    chain = accelerate(
-        first | model | StrOutputParser() | (lambda text: {"text": text}) | second | model
-        | StrOutputParser()
-    )  # fmt: skip
-    expected = await chain.ainvoke({"topic": "one"})
+
+    def chain_of(llm: Any) -> Any:
+        text, again = StrOutputParser(), lambda text: {"text": text}
+        return accelerate(first | llm | text | again | second | llm | text)
+
+    # The client learns that the server goes on with its sessions.
+    await chain_of(model.bind(max_tokens=1)).ainvoke({"topic": "one"})
+    chain = chain_of(model)
     running = asyncio.create_task(chain.ainvoke({"topic": "one"}))
     count = 'weftline_running_calls{engine="null"} 1.0'
     await until(lambda: count in httpx2.get(f"{server.url}/metrics").text)
     assert not running.done()
     await server.kill()
-    await server.start()
-    assert await running == expected
+    await server.start(*QUICK)
+    assert await running == await chain.ainvoke({"topic": "one"})

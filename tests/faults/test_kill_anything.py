@@ -18,6 +18,7 @@ import httpx2
 from tests.faults.killed import Killed
 from tests.faults.sizes import KILLS
 from tests.null.asgi import call
+from tests.waits import WAIT_S, until
 
 CLIENTS, LAST = 4, 10  # applications while everything is killed, and after that
 MODULE = """
@@ -99,7 +100,7 @@ def engines_of(server: int) -> list[int]:
     for child in Path(f"/proc/{server}/task/{server}/children").read_text().split():
         try:
             words = Path(f"/proc/{child}/cmdline").read_bytes()
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):
             continue
         if b"functions" in words:
             found.append(int(child))
@@ -139,9 +140,9 @@ async def test_what_is_done_once_is_done_once_whatever_is_killed(tmp_path: Path)
         for _ in range(KILLS):
             await asyncio.sleep(chance.uniform(0.02, 0.3))
             assert not any(one.done() for one in clients), [one for one in clients if one.done()]
-            engines = engines_of(server.pid)
-            if engines and chance.random() < 0.5:
-                os.kill(chance.choice(engines), signal.SIGKILL)
+            if chance.random() < 0.5:
+                await until(lambda: engines_of(server.pid))
+                os.kill(chance.choice(engines_of(server.pid)), signal.SIGKILL)
                 killed["engine"] += 1
             else:
                 await server.kill()
@@ -181,7 +182,7 @@ async def expect_quiet(server: Killed) -> None:
 
     async def files(most: int | None = None) -> int:
         """The open files once nothing runs, and once there are at most so many."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             while True:
                 found = len(os.listdir(f"/proc/{server.pid}/fd"))
                 async with httpx2.AsyncClient(base_url=server.url) as http:

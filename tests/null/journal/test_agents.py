@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests import waits
 from tests.null.asgi import Server
 from tests.null.journal.test_replay import lasting
 from tests.null.journal.test_restart import cut, running
@@ -20,8 +21,8 @@ from tests.null.tools.conftest import config
 from tests.null.tools.test_agent_graph import agent, names
 from tests.null.tools.test_tool_runs import _Dies, called, streamed, until
 from weftline.contract.tools import ServedTool
-from weftline_engine.api import Engine
-from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullMode
+from weftline_engine.api import Engine, Event, Part
+from weftline_engine.pretend.null import LatencyProfile, NullConfig, NullEngine, NullMode
 from weftline_engine.services.tools.config import ToolsConfig
 from weftline_engine.services.tools.engine import ToolEngine
 from weftline_engine.services.tools.tool_calls import BegunCalls
@@ -35,13 +36,29 @@ from weftline_server.session import events as ev
 from weftline_server.session.session import ServerSession
 
 FAST = LatencyProfile(step_s=0.001)
-SLOW = LatencyProfile(step_s=0.02)  # a turn with 100 words takes two seconds
 
 
 ADDS = called("add", a=1, b=2) + called("look_up", query="x " * 100)
 
 
-def engine(folder: Path, latency: LatencyProfile = FAST, adds: str = ADDS) -> NullConfig:
+class _Stalls(NullEngine):
+    """A null engine that says nothing more behind certain words. So a turn is cut off there,
+    however long the disk takes to write what came before.
+    """
+
+    def __init__(self, config: NullConfig, words: str) -> None:
+        super().__init__(config)
+        self._words = words
+
+    async def events(self) -> AsyncIterator[list[Event]]:
+        said = ""
+        async for events in super().events():
+            if self._words not in said:
+                yield events
+            said += "".join(one.text for one in events if isinstance(one, Part))
+
+
+def engine(folder: Path, adds: str = ADDS) -> NullConfig:
     """A model that follows a script, in which it `adds`."""
     path, end = str(folder / "notes"), str(folder / "end")
     forecast = called("forecast", location="Bonn, NRW", days=3)
@@ -57,7 +74,7 @@ def engine(folder: Path, latency: LatencyProfile = FAST, adds: str = ADDS) -> Nu
         ("#wait", called("wait_for", path=end)),
         ("#stream", forecast + called("look_up", query="y " * 100)),
     )
-    return NullConfig(mode=NullMode.SCRIPT, script=rules, latency=latency)
+    return NullConfig(mode=NullMode.SCRIPT, script=rules, latency=FAST)
 
 
 def tools() -> Mapping[str, Callable[[], Engine]]:
@@ -67,10 +84,10 @@ def tools() -> Mapping[str, Callable[[], Engine]]:
 
 @asynccontextmanager
 async def serving(
-    folder: Path, latency: LatencyProfile = FAST, adds: str = ADDS
+    folder: Path, stalls: str = "no such words", adds: str = ADDS
 ) -> AsyncIterator[Server]:
-    made = engine(folder, latency, adds)
-    async with running(folder / "store", made, tools()) as server:
+    also = {"null": lambda: _Stalls(engine(folder, adds), stalls), **tools()}
+    async with running(folder / "store", also=also) as server:
         yield server
 
 
@@ -86,12 +103,10 @@ def _states(session: ServerSession) -> set[tuple[str, str]]:
     return {(one.task.name, str(one.state)) for one in session.tasks.values()}
 
 
-async def task_named(server: Server, session: str, name: str, state: str) -> None:
-    """Wait until a task with this name has this state."""
+async def task_named(server: Server, session: str, name: str, *states: str) -> None:
+    """Wait until a task with this name has one of these states."""
     found = server.service.registry.find("local", session)
-    async with asyncio.timeout(20):
-        while (name, state) not in _states(found):  # noqa: ASYNC110 - no event marks it
-            await asyncio.sleep(0.005)
+    await waits.until(lambda: _states(found) & {(name, state) for state in states})
 
 
 def kept(server: Server, session: str) -> dict[str, Any]:
@@ -129,7 +144,7 @@ async def test_a_turn_that_was_being_written_is_written_again(
 ) -> None:
     """Its first call has ended when the server does. The turn takes over the result of the call if
     it is written again. If another one is written, that one runs, and its result counts."""
-    async with serving(tmp_path, SLOW) as server:
+    async with serving(tmp_path, "x x x") as server:
         session = await began(server, "#add")
         await task_named(server, session, "add", "done")
         await server.service.registry.kept(server.service.registry.find("local", session))
@@ -146,12 +161,15 @@ async def test_a_turn_that_was_being_written_is_written_again(
             assert graph["calls"][-1]["inputs"][0] == added[-1]
 
 
-async def test_a_tool_that_takes_its_call_as_it_is_written_is_fed_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stalls", ["Bonn", "y y y"], ids=["amid the call", "behind it"])
+async def test_a_tool_that_takes_its_call_as_it_is_written_is_fed_again(
+    tmp_path: Path, stalls: str
+) -> None:
     """The server ends while the model still writes. If the call was complete, the tool has its
     arguments from the disk."""
-    async with serving(tmp_path, SLOW) as server:
+    async with serving(tmp_path, stalls) as server:
         session = await began(server, "#stream")
-        await task_named(server, session, "forecast", "running")
+        await task_named(server, session, "forecast", "running", "done")
         await server.service.registry.kept(server.service.registry.find("local", session))
         await cut(server)
     async with serving(tmp_path) as server:
@@ -255,7 +273,14 @@ async def test_a_turn_that_a_client_has_seen_is_not_written_again(
     text = "I look. " + called("add", a=1, b=2) + called("look_up", query="x " * 40)
     model = NullConfig(mode=NullMode.SCRIPT, model="m", script=(("#say", text),), latency=FAST)
     deadly = ["x x x"]
-    also = {"m": lambda: _Dies(model, deadly), **tools()}
+    server: Server
+
+    def is_seen() -> bool:
+        """Whether the stream has sent a part, which waits for the disk."""
+        sessions = server.service.registry
+        return any(one.taken for session in sessions for one in session.variables.values())
+
+    also = {"m": lambda: _Dies(model, deadly, is_seen), **tools()}
     async with running(tmp_path / "store", engine(tmp_path), also) as server:
         session = await server.session()
         *_, last = await streamed(server, "#say", model="m", session_id=session)

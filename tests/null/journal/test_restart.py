@@ -147,8 +147,8 @@ async def test_a_submit_that_is_sent_again_finds_its_calls(tmp_path: Path) -> No
     """Its answer was lost with the server. With another body the key is refused."""
     body = {"calls": [call("one", "one {{output:x}}", x="a")], "get": ["a"], "close": True}
     key = {"Idempotency-Key": "k"}
-    slow = NullConfig(latency=LatencyProfile(step_s=0.5))
-    async with running(tmp_path / "store", slow) as server:
+    never = NullConfig(latency=LatencyProfile(step_s=3600.0))
+    async with running(tmp_path / "store", never) as server:
         first = asyncio.create_task(server.http.post("/v1/submit", json=body, headers=key))
         while not any(session.tasks for session in server.service.registry):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -236,8 +236,8 @@ async def test_an_id_that_the_client_chose_still_names_its_session(tmp_path: Pat
 
 async def test_a_request_that_waits_at_the_end_is_told_to_come_back(tmp_path: Path) -> None:
     """SIGTERM closes no session of a store. Its reader gets 503, and the next run has the value."""
-    slow = NullConfig(latency=LatencyProfile(step_s=0.5))
-    async with running(tmp_path / "store", slow) as server:
+    never = NullConfig(latency=LatencyProfile(step_s=3600.0))
+    async with running(tmp_path / "store", never) as server:
         id = await server.session()
         await server.submit(id, call("one", "a long text {{output:x}}", x="a"))
         waiting = asyncio.create_task(server.get(id, "a"))

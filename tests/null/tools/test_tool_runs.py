@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests import waits
 from tests.null.asgi import Serve, Server
 from tests.null.test_disconnect import posting
 from tests.null.tools.conftest import config
@@ -293,11 +294,15 @@ async def test_the_tools_die_in_the_middle_of_a_call(server: Server, tmp_path: P
 
 
 class _Dies(NullEngine):
-    """A null engine that dies when it has written the first of the `deadly` words."""
+    """A null engine that dies when it has written the first of the `deadly` words, and not before
+    it is `due`.
+    """
 
-    def __init__(self, config: NullConfig, deadly: list[str]) -> None:
+    def __init__(
+        self, config: NullConfig, deadly: list[str], due: Callable[[], object] = lambda: True
+    ) -> None:
         super().__init__(config)
-        self._deadly = deadly
+        self._deadly, self._due = deadly, due
 
     async def events(self) -> AsyncIterator[list[api.Event]]:
         texts: dict[str, str] = {}
@@ -310,6 +315,7 @@ class _Dies(NullEngine):
                     texts.pop(one.op, None)
             if self._deadly and any(self._deadly[0] in text for text in texts.values()):
                 self._deadly.clear()
+                await waits.until(self._due)
                 raise api.EngineDied("killed by signal 9")
 
 
