@@ -40,7 +40,7 @@ from bench.harness.metrics import spread
 from bench.harness.results import RAW, dated, stamp, write
 from bench.harness.resume import of_these_sources
 from bench.harness.texts import ROOT
-from bench.micro import _llama_bench
+from bench.micro._llama_bench import LlamaBench
 from bench.micro._model_load import loads
 from tests.random_gguf import write_gguf
 from tests.random_models import SHAPES, TYPES, RandomBlocks
@@ -147,15 +147,15 @@ def turn_of(decoder: NativeDecoder, measures: Mapping[str, list[Step]]) -> Turn:
     return turn
 
 
-def turn_of_llama(program: Path, model: Path, threads: int, part: str | None) -> Turn:
+def turn_of_llama(llama: LlamaBench, part: str | None) -> Turn:
     """The measures of a part once in llama.cpp, whose CPU time is not measured."""
 
     def turn() -> Mapping[str, tuple[float, float]]:
         found: dict[str, float] = {}
         if part != "prompt":
-            found |= _llama_bench.decoding(program, model, threads, STREAMS, START, DECODED)
+            found |= llama.decoding(STREAMS, START, DECODED)
         if part != "decode":
-            found |= _llama_bench.prompting(program, model, threads, PROMPTS)
+            found |= llama.prompting(PROMPTS)
         return {name: (rate, 0.0) for name, rate in found.items()}
 
     return turn
@@ -266,9 +266,8 @@ def systems_of(
             path = files / f"{options.shape}-{config.layers}-{kind}.gguf"
             if not path.is_file():
                 write_gguf(path.with_suffix(".new"), config, kind).replace(path)
-            found[f"llama {kind}"] = turn_of_llama(
-                options.program, path, options.threads, options.part
-            )
+            llama = LlamaBench(options.program, path, options.threads, shares=not config.taps)
+            found[f"llama {kind}"] = turn_of_llama(llama, options.part)
     return found
 
 
