@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import httpx2
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.page.programs import ask, map_reduce, rag
 from weftline import Client
@@ -185,9 +185,16 @@ def test_a_server_that_restarts_is_found_again(page: Page) -> None:
 
 
 def test_a_server_with_keys_asks_for_one(page: Page, tmp_path: Path) -> None:
-    """A wrong key is asked for again. A session of another tenant does not exist."""
+    """A wrong key is asked for again. While the server has not answered there is no form, in which
+    a key would be lost. A session of another tenant does not exist.
+    """
     config = tmp_path / "weftline.toml"
     config.write_text('[keys]\na = "key-a"\nb = "key-b"\n')
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
     with local_server("--engine", "null", "--config", str(config)) as url:
         with Client(url, api_key="key-a") as client:
             session = client.session()
@@ -195,7 +202,14 @@ def test_a_server_with_keys_asks_for_one(page: Page, tmp_path: Path) -> None:
         for key in ("wrong", "key-b"):
             expect(page.get_by_text("This server needs an API key.")).to_be_visible()
             page.get_by_label("API key").fill(key)
+            page.route("**/v1/sessions?*", hold)
             page.get_by_role("button", name="Open").click()
+            expect(page.get_by_text("Asking the server")).to_be_visible()
+            expect(page.get_by_label("API key")).to_have_count(0)
+            while not held:
+                page.wait_for_timeout(10)
+            held.pop().continue_()
+            page.unroute("**/v1/sessions?*")
         expect(page.get_by_text("No session yet. Run a program.")).to_be_visible()
         page.goto(f"{url}/ui/#/s/{session.id}")
         expect(page.get_by_text("no session 's_")).to_be_visible()

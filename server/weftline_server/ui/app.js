@@ -123,6 +123,8 @@ function askKey() {
     setKey(input.value.trim());
     shown = null; // what was shown has ended: the view begins again
     listed = null;
+    said("Asking the server …");
+    main.replaceChildren(); // what is typed from now on would be lost with this form
     route();
   });
   said("This server needs an API key.");
