@@ -270,6 +270,13 @@ class Busy(World):
         return found
 
 
+def search_of(world: World, is_async: bool) -> StructuredTool:
+    """The search of a world as a tool."""
+    if is_async:
+        return StructuredTool.from_function(coroutine=world.asearch, name="search")
+    return StructuredTool.from_function(world.search)
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("retries_inside", [False, True])
 async def test_a_second_attempt_runs_the_tool(
@@ -277,11 +284,7 @@ async def test_a_second_attempt_runs_the_tool(
 ) -> None:
     """A middleware that retries gets the early call's failure once, wherever it stands."""
     world = Busy()
-    tool = (
-        StructuredTool.from_function(coroutine=world.asearch, name="search")
-        if is_async
-        else StructuredTool.from_function(world.search)
-    )
+    tool = search_of(world, is_async)
     middleware: list[Any] = [
         EarlyTools(["search"]),
         ToolRetryMiddleware(max_retries=1, initial_delay=0),
@@ -315,11 +318,7 @@ async def test_a_call_that_a_person_edits_gets_its_own_result(
 ) -> None:
     """LangChain changes the call's arguments as a middleware, wherever EarlyTools stands."""
     world = World()
-    tool = (
-        StructuredTool.from_function(coroutine=world.asearch, name="search")
-        if is_async
-        else StructuredTool.from_function(world.search)
-    )
+    tool = search_of(world, is_async)
     middleware: list[Any] = [
         EarlyTools(["search"]),
         HumanInTheLoopMiddleware(interrupt_on={"search": True}),
