@@ -170,13 +170,13 @@ async def test_the_others_adopt_the_sessions_of_a_server_that_is_killed(
     """The first call has its value, the second runs again, and a function with effects `once` that
     had begun is interrupted.
     """
-    mark = tmp_path / "mark"
+    mark, go = tmp_path / "mark", tmp_path / "go"
     async with running(stores, tmp_path, *SLOW, *with_function(tmp_path)) as (first, second, third):
         id = await opened(
             first.http,
             call("one", "one {{output:x}}", x="a"),
             call("two", "{{input:x}}two and some more words {{output:y}}", x="a", y="b"),
-            steps=[function("f", mark=str(mark), go=str(tmp_path / "never"))],
+            steps=[function("f", mark=str(mark), go=str(go))],
         )
         assert await value(first.http, id, "a") == "one "
         await seen(mark)
@@ -187,6 +187,7 @@ async def test_the_others_adopt_the_sessions_of_a_server_that_is_killed(
         assert failed.json()["error"]["type"] == "Interrupted"
         assert mark.read_text() == "ran\n"
         assert await value(third.http, id, "a") == "one "
+    go.touch()  # the function of the killed server ends
     assert stores.run("SELECT epoch, deaths, trial FROM weftline.sessions") == [(2, 0, None)]
 
 
